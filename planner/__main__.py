@@ -1,0 +1,53 @@
+"""`python -m planner`: one request on standard input, JSON lines on standard output, the last one the plan.
+
+Events: `progress` (elapsed_s, incumbent_ns, bound_ns, message), then `plan` (exit 0) or `error` (code, message, path; exit 2).
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+
+from planner.plan import Progress, make_plan
+from planner.schema import InvalidDocument, PlanRequest, ShardwrightError, UnsupportedField
+
+
+def main() -> int:
+    """Plan the request on standard input."""
+    try:
+        request = PlanRequest.from_json(sys.stdin.buffer.read(), source="request")
+        plan = make_plan(request, on_progress=_report)
+    except ShardwrightError as error:
+        path = _path(error)
+        _emit({"event": "error", "code": error.code, "message": str(error), "path": path})
+        return 2
+    _emit({"event": "plan", "plan": plan.model_dump(mode="json", exclude_defaults=True)})
+    return 0
+
+
+def _path(error: ShardwrightError) -> str | None:
+    if isinstance(error, UnsupportedField):
+        return error.path
+    if isinstance(error, InvalidDocument) and error.problems:
+        return error.problems[0][0]
+    return None
+
+
+def _report(progress: Progress) -> None:
+    _emit(
+        {
+            "event": "progress",
+            "elapsed_s": round(progress.elapsed_s, 3),
+            "incumbent_ns": progress.incumbent_ns,
+            "bound_ns": progress.bound_ns,
+            "message": progress.message,
+        }
+    )
+
+
+def _emit(event: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(event, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

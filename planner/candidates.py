@@ -1,0 +1,177 @@
+"""Global choices that are enumerated outside the solver: the mesh, and which modules become units of their own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from planner.program.units import Partition, partition
+from planner.schema import (
+    CallRole,
+    ClientFeature,
+    FixedChoice,
+    InconsistentRequest,
+    MeshPlan,
+    ModelDescription,
+    PlanRequest,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One global choice."""
+
+    mesh: MeshPlan
+    partition: Partition
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """Units besides the root."""
+
+    label: str
+    modules: tuple[tuple[str, ...], ...]
+
+
+def candidates(request: PlanRequest) -> Iterator[Candidate]:
+    """Every mesh with every grouping, as the client's features and the fixed choices allow.
+
+    Raises:
+        InconsistentRequest: a fixed choice leaves none.
+    """
+    meshes = list(allowed_meshes(request))
+    options = list(groupings(request))
+    if not meshes or not options:
+        raise InconsistentRequest(
+            "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding or "
+            "units.head contradict the cluster, the model or the client's features"
+        )
+    parts = {option.label: partition(request.model, option.modules) for option in options}
+    for mesh in meshes:
+        for option in options:
+            name = f"{mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else f"{mesh.shard}"
+            yield Candidate(
+                mesh=mesh, partition=parts[option.label], label=f"mesh {name}, {option.label}"
+            )
+
+
+def allowed_meshes(request: PlanRequest) -> Iterator[MeshPlan]:
+    """All factorisations of the world size, the fully sharded one first."""
+    world = request.cluster.num_devices
+    hybrid = allows(request, ClientFeature.HYBRID_MESH)
+    for shard in sorted((n for n in range(1, world + 1) if world % n == 0), reverse=True):
+        mesh = MeshPlan(replicate=world // shard, shard=shard)
+        wanted = {"mesh.shard": mesh.shard, "mesh.replicate": mesh.replicate}
+        if (hybrid or mesh.replicate == 1) and all(
+            choice.value == wanted[choice.knob] for choice in request.fixed if choice.knob in wanted
+        ):
+            yield mesh
+
+
+def groupings(request: PlanRequest) -> Iterator[Grouping]:
+    """Blocks are units; the embedding, and norm with head, are units of their own or belong to the root."""
+    model = request.model
+    blocks = tuple((path,) for path in _block_paths(model))
+    embedding = _embedding(model)
+    head = _norm_and_head(model) if allows(request, ClientFeature.GROUPED_UNITS) else None
+    for own_embedding in (False, True):
+        for own_head in (False, True):
+            if (own_embedding and embedding is None) or (own_head and head is None):
+                continue
+            wanted = {"units.embedding": own_embedding, "units.head": own_head}
+            if any(c.value != wanted[c.knob] for c in request.fixed if c.knob in wanted):
+                continue
+            extra = [unit for own, unit in ((own_embedding, embedding), (own_head, head)) if own and unit]
+            own = [name for flag, name in ((own_embedding, "embedding"), (own_head, "norm and head")) if flag]
+            label = f"{' and '.join(own)} on their own" if own else "embedding and head in the root"
+            yield Grouping(label=label, modules=(*blocks, *extra))
+
+
+def allows(request: PlanRequest, feature: ClientFeature) -> bool:
+    """Whether the caller's client can apply a knob."""
+    return request.client_features is None or feature in request.client_features
+
+
+def allowed_values(request: PlanRequest, knob: str, values: tuple[object, ...]) -> tuple[object, ...]:
+    """Values that the fixed choices leave to a knob.
+
+    Raises:
+        InconsistentRequest: none is left.
+    """
+    left = values
+    for choice in request.fixed:
+        if fnmatchcase(knob, choice.knob):
+            left = tuple(value for value in left if value == choice.value)
+            if not left:
+                raise InconsistentRequest(
+                    f"fixed: {choice.knob} = {choice.value!r} is not possible for {knob}; "
+                    f"possible values: {', '.join(map(str, values))}"
+                )
+    return left
+
+
+GLOBAL_KNOBS = (
+    "mesh.shard",
+    "mesh.replicate",
+    "units.embedding",
+    "units.head",
+    "forward_prefetch",
+    "backward_prefetch",
+)
+
+
+def refuse_unknown_knobs(fixed: tuple[FixedChoice, ...], knobs: set[str]) -> None:
+    """Raise InconsistentRequest for a fixed choice that no knob of the request matches."""
+    known = {*knobs, *GLOBAL_KNOBS}
+    for index, choice in enumerate(fixed):
+        if not any(fnmatchcase(knob, choice.knob) for knob in known):
+            raise InconsistentRequest(
+                f"fixed[{index}].knob: {choice.knob!r} matches no knob; use one of {', '.join(GLOBAL_KNOBS)}, "
+                "or a module pattern such as 'layers.*.reshard_after_forward' or 'layers.*.activation'"
+            )
+
+
+def _block_paths(model: ModelDescription) -> list[str]:
+    with_parameters = {module.path for module in model.modules if model.parameter_sets[module.parameters]}
+    paths: dict[str, int] = {}
+    for call in model.calls:
+        if model.kinds[call.kind].role is CallRole.BLOCK:
+            paths[call.path] = paths.get(call.path, 0) + 1
+    return [path for path, runs in paths.items() if runs == 1 and path in with_parameters]
+
+
+def _single(model: ModelDescription, role: CallRole) -> str | None:
+    """Path of the only call of a role, when it owns its parameters alone (no ties)."""
+    paths = [call.path for call in model.calls if model.kinds[call.kind].role is role]
+    if len(paths) != 1:
+        return None
+    return paths[0] if _owns_parameters(model, paths[0]) else None
+
+
+def _owns_parameters(model: ModelDescription, path: str) -> bool:
+    tied = {p.tied_to for _, p in model.iter_parameters() if p.tied_to is not None}
+    own = [module for module in model.modules if module.path == path]
+    parameters = [p for module in own for p in model.parameter_sets[module.parameters]]
+    names = {f"{path}.{parameter.name}" for parameter in parameters}
+    return bool(parameters) and not (names & tied) and all(p.tied_to is None for p in parameters)
+
+
+def _embedding(model: ModelDescription) -> tuple[str, ...] | None:
+    path = _single(model, CallRole.EMBEDDING)
+    return None if path is None else (path,)
+
+
+def _norm_and_head(model: ModelDescription) -> tuple[str, ...] | None:
+    head = _single(model, CallRole.HEAD)
+    if head is None:
+        return None
+    norms = [
+        call.path for call in model.calls if model.kinds[call.kind].role is CallRole.NORM
+    ]
+    position = [call.path for call in model.calls].index(head)
+    before = [call.path for call in model.calls[:position]]
+    last_block = max(
+        (i for i, c in enumerate(model.calls) if model.kinds[c.kind].role is CallRole.BLOCK), default=-1
+    )
+    between = [path for path in norms if path in before[last_block + 1 :] and _owns_parameters(model, path)]
+    return (*between[-1:], head)

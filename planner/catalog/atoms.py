@@ -1,0 +1,32 @@
+"""Atoms of common methods: what a shard boundary must not cut, by the method that asks for it."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from planner.schema import Atom, FlatAtom, TileAtom, UnknownName, WholeAtom
+
+EIGHT_BIT_BLOCK = 256
+"""Elements that share one scale in 8-bit optimizer state."""
+
+ATOMS: Mapping[str, Atom] = MappingProxyType(
+    {
+        "8bit-block256": FlatAtom(num_elements=EIGHT_BIT_BLOCK),
+        # Blocks of 64 values share a scale, and 256 such scales are quantized together.
+        "nf4-64x256": FlatAtom(num_elements=64 * 256),
+        "fp8-tile128x128": TileAtom(num_rows=128, num_columns=128),
+        "muon": WholeAtom(),
+    }
+)
+"""Read-only: name of the method to its atom."""
+
+
+def atom(name: str) -> Atom:
+    """Atom of a method by its catalog name.
+
+    Raises:
+        UnknownName: no such entry; the message lists the known ones.
+    """
+    try:
+        return ATOMS[name]
+    except KeyError:
+        raise UnknownName("atom", name, list(ATOMS)) from None

@@ -1,0 +1,5 @@
+"""Durations and bytes of operations and collectives, from a profile or from data sheets."""
+
+from planner.costs.model import CostModel
+
+__all__ = ["CostModel"]

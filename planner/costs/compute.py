@@ -1,0 +1,151 @@
+"""Time of the compute regions of a call: measured at this very point, or a roofline.
+
+Roofline (Williams, Waterman and Patterson, https://doi.org/10.1145/1498765.1498785), for each region: the longer of
+`flops / (peak * efficiency)` and `moved_bytes / (memory bandwidth * efficiency)`; regions run one after the other.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from planner.costs.efficiency import COMPUTE_PERCENT, MEMORY_PERCENT, VECTOR_KINDS
+from planner.costs.rates import time_ns
+from planner.costs.slowdown import NO_SLOWDOWN, compute_slowdown
+from planner.schema import (
+    CallKind,
+    DeviceSheet,
+    DType,
+    InconsistentRequest,
+    NumberSource,
+    PlanRequest,
+    Profile,
+    Region,
+    RegionKind,
+    SourcedNumber,
+    Work,
+    Workload,
+)
+
+PASSES: Mapping[str, Callable[[Region], Work]] = {
+    "forward": lambda region: region.forward,
+    "backward": lambda region: region.backward,
+    "recompute": lambda region: region.recompute,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCost:
+    """One pass over one kind of call."""
+
+    duration_ns: int
+    num_kernels: int
+    source: NumberSource
+
+
+def pass_costs(request: PlanRequest, device: DeviceSheet, *, overlapped: bool) -> dict[tuple[str, str], PassCost]:
+    """Costs by `(kind, pass)`, pass being `forward`, `backward` or `recompute`.
+
+    With `overlapped`, durations are stretched by the profile's `compute_slowdown_under_communication`: the cost
+    model has one duration for each operation, so the slowdown counts as if communication always ran beside it.
+
+    Raises:
+        InconsistentRequest: the device has no rate for an element type that a matrix region uses, or the slowdown
+            leaves no speed.
+    """
+    slowdown = compute_slowdown(request.profile) if overlapped else NO_SLOWDOWN
+    costs = {}
+    for name, kind in request.model.kinds.items():
+        for which, work_of in PASSES.items():
+            measured = _measured_ns(request.profile, request.workload, name, which)
+            alone_ns = _roofline_ns(name, kind, work_of, request.workload, device) if measured is None else measured
+            costs[name, which] = PassCost(
+                duration_ns=slowdown.stretched_ns(alone_ns),
+                num_kernels=sum(work_of(region).num_kernels for region in kind.regions),
+                source=NumberSource.ASSUMED if measured is None else NumberSource.MEASURED,
+            )
+    return costs
+
+
+def pass_sources(costs: Mapping[tuple[str, str], PassCost]) -> tuple[SourcedNumber, ...]:
+    """Every duration that is not zero."""
+    return tuple(
+        SourcedNumber(name=f"{which} of {kind}", value=cost.duration_ns, unit="ns", source=cost.source)
+        for (kind, which), cost in costs.items()
+        if cost.duration_ns
+    )
+
+
+def model_flops(request: PlanRequest) -> int:
+    """FLOPs of forward and backward of one micro-batch on one rank, without recomputation."""
+    batch, sequence = request.workload.micro_batch, request.workload.sequence
+    of_kind = {
+        name: sum(
+            region.forward.flops.at(batch, sequence) + region.backward.flops.at(batch, sequence)
+            for region in kind.regions
+        )
+        for name, kind in request.model.kinds.items()
+    }
+    return sum(of_kind[call.kind] for call in request.model.calls)
+
+
+def param_dtype_peak(request: PlanRequest, device: DeviceSheet) -> int:
+    """Dense matrix FLOP/s in the element type that parameters are computed in.
+
+    Raises:
+        InconsistentRequest: the device has no rate for it.
+    """
+    dtype = request.workload.precision.param_dtype or request.model.param_dtype
+    return _matrix_peak(device, dtype, path="workload.precision.param_dtype")
+
+
+def region_ns(region: Region, work: Work, workload: Workload, device: DeviceSheet, *, path: str) -> int:
+    """Roofline time of one pass over one region; `path` names the region in errors.
+
+    Raises:
+        InconsistentRequest: the device has no rate for the element type of a matrix region.
+    """
+    flops = work.flops.at(workload.micro_batch, workload.sequence)
+    moved_bytes = work.moved_bytes.at(workload.micro_batch, workload.sequence)
+    memory_ns = time_ns(moved_bytes, device.memory_bytes_per_s, percent=MEMORY_PERCENT)
+    if flops == 0:
+        return memory_ns
+    peak = _peak(device, region.kind, region.dtype, path=path)
+    return max(time_ns(flops, peak, percent=COMPUTE_PERCENT[region.kind]), memory_ns)
+
+
+def _roofline_ns(
+    name: str, kind: CallKind, work_of: Callable[[Region], Work], workload: Workload, device: DeviceSheet
+) -> int:
+    return sum(
+        region_ns(region, work_of(region), workload, device, path=f"model.kinds.{name}.regions[{index}].dtype")
+        for index, region in enumerate(kind.regions)
+    )
+
+
+def _measured_ns(profile: Profile | None, workload: Workload, kind: str, which: str) -> int | None:
+    """The last measurement at exactly this micro-batch and sequence."""
+    found = None
+    for call in profile.calls if profile else ():
+        if (call.kind, call.micro_batch, call.sequence) == (kind, workload.micro_batch, workload.sequence):
+            value: int | None = getattr(call, f"{which}_ns")
+            found = found if value is None else value
+    return found
+
+
+def _peak(device: DeviceSheet, kind: RegionKind, dtype: DType, *, path: str) -> int:
+    vector = device.vector_flops_per_s or device.flops_per_s.get(DType.FLOAT32)
+    if vector is not None and (
+        kind in VECTOR_KINDS or (kind is RegionKind.OTHER and dtype not in device.flops_per_s)
+    ):
+        return vector
+    return _matrix_peak(device, dtype, path=path)
+
+
+def _matrix_peak(device: DeviceSheet, dtype: DType, *, path: str) -> int:
+    try:
+        return device.flops_per_s[dtype]
+    except KeyError:
+        raise InconsistentRequest(
+            f"{path} is {dtype}, but device {device.name!r} has no rate for it (it has "
+            f"{', '.join(sorted(device.flops_per_s))}); train in one of these, or give the device in "
+            f"cluster.node_groups as a data sheet with flops_per_s.{dtype}"
+        ) from None

@@ -1,0 +1,193 @@
+"""CostModel: every duration and size that program, solver and explanation ask for, for one mesh."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from planner.costs.collectives import Collective, Curve, collective_curve
+from planner.costs.compute import PassCost, model_flops, param_dtype_peak, pass_costs, pass_sources
+from planner.costs.copies import CopyCosts
+from planner.costs.memory import budget, budget_sources
+from planner.costs.optimizer import (
+    Shard,
+    optimizer_ns,
+    optimizer_state_bytes,
+    optimizer_transient_bytes,
+    trainable_elements,
+)
+from planner.costs.rates import time_ns
+from planner.costs.slowdown import Slowdown, communication_slowdown
+from planner.costs.topology import Topology
+from planner.schema import (
+    DeviceSheet,
+    MemoryBudget,
+    MeshPlan,
+    NumberSource,
+    Parameter,
+    PlanRequest,
+    SourcedNumber,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostModel:
+    """Costs of one rank of a request on one mesh; integers, and the same on every call.
+
+    Durations are nanoseconds, sizes are bytes. Collectives are stretched by the profile's
+    `communication_slowdown_under_compute` and calls by `compute_slowdown_under_communication`, as if the other ran
+    beside them all the time: an operation has one duration, wherever the schedule puts it.
+    """
+
+    launch_ns: int
+    """CPU time to issue one kernel."""
+    all_reduce_shares_link: bool
+    """Both axes cross nodes, so that all-reduces use the same network card as gathers and reduce-scatters."""
+    budget: MemoryBudget
+    """Device memory for training tensors."""
+    peak_flops_per_s: int
+    """Dense peak in the element type that parameters are computed in."""
+
+    _request: PlanRequest
+    _device: DeviceSheet
+    _passes: dict[tuple[str, str], PassCost]
+    _copies: CopyCosts
+    _curves: dict[Collective, Curve]
+    _slowdown: Slowdown
+    """Of collectives."""
+
+    @classmethod
+    def of(cls, request: PlanRequest, mesh: MeshPlan) -> Self:
+        """Work out the costs.
+
+        Raises:
+            UnknownName: a device or link that the catalog does not have.
+            UnsupportedField: node groups that differ.
+            InconsistentRequest: no link between nodes, too large a mesh, an element type without a rate, or a
+                profile from which no time follows.
+        """
+        topology = Topology.of(request.cluster)
+        shard, replicate = topology.group(mesh, "shard"), topology.group(mesh, "replicate")
+        profile = request.profile
+        measured_launch_ns = profile.launch_ns if profile else None
+        return cls(
+            launch_ns=topology.device.launch_ns if measured_launch_ns is None else measured_launch_ns,
+            all_reduce_shares_link=shard.crosses_nodes and replicate.crosses_nodes,
+            budget=budget(request, mesh, topology),
+            peak_flops_per_s=param_dtype_peak(request, topology.device),
+            _request=request,
+            _device=topology.device,
+            _passes=pass_costs(request, topology.device, overlapped=mesh.num_ranks > 1),
+            _copies=CopyCosts.of(topology.device, profile),
+            _curves={
+                "all_gather": collective_curve("all_gather", shard, profile),
+                "reduce_scatter": collective_curve("reduce_scatter", shard, profile),
+                "all_reduce": collective_curve("all_reduce", replicate, profile),
+            },
+            _slowdown=communication_slowdown(profile),
+        )
+
+    def forward_ns(self, kind: str) -> int:
+        """Forward of a call of this kind."""
+        return self._passes[kind, "forward"].duration_ns
+
+    def backward_ns(self, kind: str) -> int:
+        """Backward of a call, recomputation left out."""
+        return self._passes[kind, "backward"].duration_ns
+
+    def recompute_ns(self, kind: str) -> int:
+        """What a fully checkpointed call runs again before its backward."""
+        return self._passes[kind, "recompute"].duration_ns
+
+    def forward_kernels(self, kind: str) -> int:
+        """Kernels that the forward of a call launches."""
+        return self._passes[kind, "forward"].num_kernels
+
+    def backward_kernels(self, kind: str) -> int:
+        """Kernels that the backward of a call launches."""
+        return self._passes[kind, "backward"].num_kernels
+
+    def recompute_kernels(self, kind: str) -> int:
+        """Kernels that the recomputation of a call launches."""
+        return self._passes[kind, "recompute"].num_kernels
+
+    def all_gather_ns(self, size_bytes: int) -> int:
+        """All-gather over the shard axis into a buffer of `size_bytes`."""
+        return self._collective_ns("all_gather", size_bytes)
+
+    def reduce_scatter_ns(self, size_bytes: int) -> int:
+        """Reduce-scatter over the shard axis of a buffer of `size_bytes`."""
+        return self._collective_ns("reduce_scatter", size_bytes)
+
+    def all_reduce_ns(self, size_bytes: int) -> int:
+        """All-reduce over the replicate axis of a buffer of `size_bytes`."""
+        return self._collective_ns("all_reduce", size_bytes)
+
+    def copy_ns(self, read_bytes: int, write_bytes: int) -> int:
+        """A kernel that reads and writes device memory; 0 only when it moves nothing."""
+        return self._copies.copy_ns(read_bytes, write_bytes)
+
+    def optimizer_state_bytes(self, name: str, parameter: Parameter, shard_elements: int) -> int:
+        """Optimizer state of a shard of `shard_elements`; 0 when frozen.
+
+        Raises:
+            InconsistentRequest: no optimizer group matches a trainable parameter.
+        """
+        return optimizer_state_bytes(self._request.workload, name, parameter, shard_elements)
+
+    def optimizer_ns(self, shards: Sequence[Shard]) -> int:
+        """Optimizer step over `(full name, parameter, elements on this rank)`.
+
+        Raises:
+            InconsistentRequest: no optimizer group matches a trainable parameter.
+        """
+        rate = self._measured_optimizer_rate
+        if rate is not None:
+            return time_ns(trainable_elements(shards), rate)
+        return optimizer_ns(self._request.workload, shards, self._device, launch_ns=self.launch_ns)
+
+    def optimizer_transient_bytes(self, shards: Sequence[Shard]) -> int:
+        """Memory that the optimizer step needs beyond state and gradients.
+
+        Raises:
+            InconsistentRequest: no optimizer group matches a trainable parameter.
+        """
+        return optimizer_transient_bytes(self._request.workload, shards)
+
+    def model_flops(self) -> int:
+        """FLOPs of forward and backward of one micro-batch on one rank, without recomputation."""
+        return model_flops(self._request)
+
+    def sources(self) -> tuple[SourcedNumber, ...]:
+        """Every number that the costs rest on, measured or assumed."""
+        return (
+            *pass_sources(self._passes),
+            *self._launch_source(),
+            *self._copies.sources(),
+            *(number for name, curve in self._curves.items() for number in curve.sources(name)),
+            *self._optimizer_source(),
+            *budget_sources(self._request, self.budget),
+        )
+
+    @property
+    def _measured_optimizer_rate(self) -> int | None:
+        profile = self._request.profile
+        return profile.optimizer_parameters_per_s if profile else None
+
+    def _collective_ns(self, collective: Collective, size_bytes: int) -> int:
+        return self._slowdown.stretched_ns(self._curves[collective].time_ns(size_bytes))
+
+    def _launch_source(self) -> tuple[SourcedNumber, ...]:
+        profile = self._request.profile
+        measured = profile is not None and profile.launch_ns is not None
+        source = NumberSource.MEASURED if measured else NumberSource.ASSUMED
+        return (SourcedNumber(name="launch of a kernel", value=self.launch_ns, unit="ns", source=source),)
+
+    def _optimizer_source(self) -> tuple[SourcedNumber, ...]:
+        rate = self._measured_optimizer_rate
+        if rate is None:
+            return ()
+        return (
+            SourcedNumber(
+                name="parameters updated by the optimizer", value=rate, unit="per_s", source=NumberSource.MEASURED
+            ),
+        )

@@ -1,0 +1,224 @@
+"""State, transient memory and time of the optimizer step, for the shards that one rank holds."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from planner.catalog.atoms import EIGHT_BIT_BLOCK
+from planner.costs.efficiency import COMPUTE_PERCENT, MEMORY_PERCENT
+from planner.costs.rates import time_ns
+from planner.schema import (
+    DeviceSheet,
+    DType,
+    InconsistentRequest,
+    OptimizerGroup,
+    OptimizerName,
+    Parameter,
+    RegionKind,
+    Workload,
+)
+
+Shard = tuple[str, Parameter, int]
+"""Full name, parameter and number of elements of it on this rank."""
+
+EIGHT_BIT_LEAST_ELEMENTS = 4_096
+"""Smaller shards keep float32 moments (torchao, https://github.com/pytorch/ao, `optim`)."""
+
+_FLOAT32 = DType.FLOAT32.itemsize_bytes
+_MOMENTS = {
+    OptimizerName.ADAMW: 2,
+    OptimizerName.ADAM: 2,
+    OptimizerName.SGD: 0,
+    OptimizerName.SGD_MOMENTUM: 1,
+    OptimizerName.MUON: 1,
+}
+# Tensors read or written per parameter when every operation is a kernel of its own, as foreach and for_loop do
+# (counted in torch 2.13, `torch.optim`); fused kernels read gradient, parameter and moments and write the last two.
+_SEPARATE_PASSES = {
+    OptimizerName.ADAMW: 20,
+    OptimizerName.ADAM: 18,
+    OptimizerName.SGD: 3,
+    OptimizerName.SGD_MOMENTUM: 8,
+    OptimizerName.ADAFACTOR: 21,
+    OptimizerName.ADAMW_8BIT: 0,
+    OptimizerName.MUON: 11,
+}
+_KERNELS_PER_PARAMETER = 8
+_NEWTON_SCHULZ_STEPS = 5
+
+
+def group_of(workload: Workload, name: str) -> OptimizerGroup:
+    """The first group whose glob matches the full name of a trainable parameter.
+
+    Raises:
+        InconsistentRequest: none matches.
+    """
+    for group in workload.optimizer_groups:
+        if fnmatchcase(name, group.parameters):
+            return group
+    globs = ", ".join(repr(group.parameters) for group in workload.optimizer_groups)
+    raise InconsistentRequest(
+        f"trainable parameter {name!r} is in no group of workload.optimizer_groups ({globs}); add a group with the "
+        "glob '*' at the end, or freeze the parameter"
+    )
+
+
+def is_eight_bit(shard_elements: int) -> bool:
+    """Whether an 8-bit optimizer can keep the moments of a shard in 8 bits."""
+    return shard_elements >= EIGHT_BIT_LEAST_ELEMENTS and shard_elements % EIGHT_BIT_BLOCK == 0
+
+
+def optimizer_state_bytes(workload: Workload, name: str, parameter: Parameter, shard_elements: int) -> int:
+    """Bytes that the optimizer keeps for a shard; 0 for a frozen parameter. The scalar step count is left out.
+
+    Raises:
+        InconsistentRequest: no group matches a trainable parameter.
+    """
+    if not parameter.requires_grad:
+        return 0
+    group = group_of(workload, name)
+    if group.optimizer is OptimizerName.ADAMW_8BIT:
+        return _eight_bit_bytes(shard_elements)
+    itemsize = (group.state_dtype or parameter.dtype).itemsize_bytes
+    if group.optimizer is OptimizerName.ADAFACTOR:
+        return _adafactor_elements(parameter, shard_elements) * itemsize
+    return _MOMENTS[group.optimizer] * shard_elements * itemsize
+
+
+def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard]) -> int:
+    """Most bytes that the step needs beyond state and gradients.
+
+    Groups step one after the other, so the largest group counts. `foreach` holds a copy of all shards of its group
+    in their storage dtype, `for_loop` of the largest one, `fused` nothing. Muon and 8-bit AdamW go parameter by
+    parameter whatever the group says; Adafactor has no fused step and takes `foreach`.
+
+    Raises:
+        InconsistentRequest: no group matches a trainable parameter.
+    """
+    largest = 0
+    for group, members in _by_group(workload, shards):
+        sizes = [_copy_bytes(group, parameter, elements) for _, parameter, elements in members]
+        match _implementation(group):
+            case "foreach":
+                largest = max(largest, sum(sizes))
+            case "for_loop":
+                largest = max(largest, *sizes)
+            case _:
+                pass
+    return largest
+
+
+def optimizer_ns(workload: Workload, shards: Sequence[Shard], device: DeviceSheet, *, launch_ns: int) -> int:
+    """Time of one step on this rank, from data sheets.
+
+    Bytes that the kernels move over the attainable memory bandwidth; for Muon also the FLOPs of its Newton-Schulz
+    iteration on every whole matrix of which the rank holds a part; for `for_loop` at least the launches.
+
+    Raises:
+        InconsistentRequest: no group matches a trainable parameter.
+    """
+    total = 0
+    for group, members in _by_group(workload, shards):
+        moved = sum(_moved_bytes(workload, group, shard) for shard in members)
+        duration = time_ns(moved, device.memory_bytes_per_s, percent=MEMORY_PERCENT)
+        if group.optimizer is OptimizerName.MUON:
+            flops = sum(_newton_schulz_flops(parameter) for _, parameter, elements in members if elements)
+            peak = device.flops_per_s.get(DType.BFLOAT16) or max(device.flops_per_s.values())
+            duration += time_ns(flops, peak, percent=COMPUTE_PERCENT[RegionKind.MATMUL])
+        if _implementation(group) == "for_loop":
+            duration = max(duration, len(members) * _KERNELS_PER_PARAMETER * launch_ns)
+        total += duration
+    return total
+
+
+def trainable_elements(shards: Sequence[Shard]) -> int:
+    """Elements that this rank's step updates."""
+    return sum(elements for _, parameter, elements in shards if parameter.requires_grad)
+
+
+def state_notes(workload: Workload, shards: Sequence[Shard]) -> tuple[str, ...]:
+    """Why state is larger than the optimizer's name promises, in words for the plan's reasons.
+
+    Raises:
+        InconsistentRequest: no group matches a trainable parameter.
+    """
+    wide = [
+        (name, elements)
+        for group, members in _by_group(workload, shards)
+        if group.optimizer is OptimizerName.ADAMW_8BIT
+        for name, _, elements in members
+        if elements and not is_eight_bit(elements)
+    ]
+    if not wide:
+        return ()
+    name, elements = wide[0]
+    return (
+        f"{len(wide)} parameters keep float32 moments under adamw_8bit, 8 bytes per element: a shard needs at "
+        f"least {EIGHT_BIT_LEAST_ELEMENTS} elements and a multiple of {EIGHT_BIT_BLOCK}; {name!r} has {elements}",
+    )
+
+
+def _by_group(workload: Workload, shards: Sequence[Shard]) -> list[tuple[OptimizerGroup, list[Shard]]]:
+    members: dict[int, list[Shard]] = {}
+    for shard in shards:
+        name, parameter, _ = shard
+        if parameter.requires_grad:
+            members.setdefault(workload.optimizer_groups.index(group_of(workload, name)), []).append(shard)
+    return [(workload.optimizer_groups[index], members[index]) for index in sorted(members)]
+
+
+def _implementation(group: OptimizerGroup) -> str:
+    """How the group really steps: some optimizers have one way only, and Adafactor has no fused kernel."""
+    match group.optimizer:
+        case OptimizerName.MUON | OptimizerName.ADAMW_8BIT:
+            return "for_loop"
+        case OptimizerName.ADAFACTOR if group.implementation == "fused":
+            return "foreach"
+        case _:
+            return group.implementation
+
+
+def _eight_bit_bytes(elements: int) -> int:
+    """Two moments: a byte per element and a float32 scale per block each, or plain float32."""
+    if is_eight_bit(elements):
+        return 2 * (elements + elements // EIGHT_BIT_BLOCK * _FLOAT32)
+    return 2 * elements * _FLOAT32
+
+
+def _adafactor_elements(parameter: Parameter, elements: int) -> int:
+    """Row and column factors of each matrix of a shard cut along dim 0; a full second moment for vectors."""
+    if len(parameter.shape) < 2 or not elements:
+        return elements
+    rows, columns = parameter.shape[-2:]
+    row_factors = -(-elements // columns)
+    column_factors = columns if len(parameter.shape) == 2 else -(-elements // rows)
+    return row_factors + column_factors
+
+
+def _copy_bytes(group: OptimizerGroup, parameter: Parameter, elements: int) -> int:
+    if group.optimizer is not OptimizerName.MUON or not elements:
+        return elements * parameter.dtype.itemsize_bytes
+    # torch.optim.Muon: the update in storage dtype, two bfloat16 matrices and two Gram matrices alive at once.
+    short, _ = _sides(parameter)
+    bfloat16 = DType.BFLOAT16.itemsize_bytes
+    return parameter.num_elements * (parameter.dtype.itemsize_bytes + 2 * bfloat16) + 2 * short * short * bfloat16
+
+
+def _moved_bytes(workload: Workload, group: OptimizerGroup, shard: Shard) -> int:
+    name, parameter, elements = shard
+    size = elements * parameter.dtype.itemsize_bytes
+    once = 3 * size + 2 * optimizer_state_bytes(workload, name, parameter, elements)
+    if _implementation(group) == "fused":
+        return once
+    return max(once, _SEPARATE_PASSES[group.optimizer] * size)
+
+
+def _newton_schulz_flops(parameter: Parameter) -> int:
+    """Per step, with sides m <= n: Gram matrix 2 m m n, its square 2 m m m, product with the matrix 2 m m n."""
+    short, long = _sides(parameter)
+    return _NEWTON_SCHULZ_STEPS * 2 * short * short * (2 * long + short)
+
+
+def _sides(parameter: Parameter) -> tuple[int, int]:
+    first = parameter.shape[0] if parameter.shape else 1
+    rest = parameter.num_elements // first if first else 0
+    return min(first, rest), max(first, rest)

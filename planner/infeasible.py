@@ -1,0 +1,121 @@
+"""Nothing fits: what binds, and the smallest change that would do."""
+
+from math import ceil
+
+from planner.candidates import Candidate, candidates
+from planner.schema import (
+    ClusterDescription,
+    Infeasibility,
+    MemoryBudget,
+    MemoryCategory,
+    PlanRequest,
+)
+from planner.search import Found, OpenCandidate, least_memory_of, open_candidate
+from planner.simulate.predict import predict
+from solver.schedule.search import Limits
+
+_LIMITS = Limits(deterministic_time=2.0, wall_clock_s=30.0)
+MAX_FACTOR = 64
+"""How many times the nodes the search for a fitting number of ranks tries."""
+
+_ADVICE = {
+    MemoryCategory.ACTIVATIONS: "shorten the sequence, lower the micro-batch, or split the context (more ranks do not help)",
+    MemoryCategory.TRANSIENTS: "shorten the sequence, lower the micro-batch, or chunk the loss",
+    MemoryCategory.PARAMETERS: "use more ranks: every rank holds its share of parameters, gradients and optimizer state",
+    MemoryCategory.OPTIMIZER: "use more ranks, or an optimizer with smaller state",
+    MemoryCategory.GRADIENTS: "use more ranks: gradients are sharded",
+    MemoryCategory.UNSHARDED_PARAMETERS: "use smaller units: one gathered unit alone is too large",
+    MemoryCategory.UNSHARDED_GRADIENTS: "use smaller units: the gradients of one unit alone are too large",
+    MemoryCategory.GATHER_BUFFERS: "use smaller units: one gather buffer alone is too large",
+    MemoryCategory.REDUCE_BUFFERS: "use smaller units or a narrower reduce dtype",
+    MemoryCategory.BUFFERS: "the model's registered buffers are replicated on every rank; make them smaller",
+}
+
+
+def explain_infeasible(request: PlanRequest, found: Found) -> Infeasibility:
+    """Least memory over all plans, the device memory and the number of ranks with which one fits."""
+    best, needed = _least(request, found.all_candidates)
+    budget = best.costs.budget
+    decisions = best.unpack(request, best.heuristic.best)
+    peak = predict(request, decisions).peak
+    binding = max(peak.by_category_bytes, key=lambda category: peak.by_category_bytes[category])
+    ranks = _fewest_ranks(request)
+    return Infeasibility(
+        reason=(
+            f"every plan needs at least {_gib(needed)} of device memory for tensors, and {_gib(budget.budget_bytes)} "
+            f"are left of {_gib(budget.device_bytes)}; the peak is at {peak.moment}"
+        ),
+        binding=binding,
+        needed_bytes=needed,
+        budget_bytes=budget.budget_bytes,
+        smallest_device_memory_bytes=_device_bytes(budget, needed),
+        fewest_ranks=ranks,
+        advice=(
+            _ADVICE[binding],
+            f"a device with {_gib(_device_bytes(budget, needed))} would do",
+            (
+                f"{ranks} ranks of this device would do"
+                if ranks
+                else f"more ranks alone do not help (tried up to {request.cluster.num_devices * MAX_FACTOR})"
+            ),
+        ),
+    )
+
+
+def _least(request: PlanRequest, items: tuple[OpenCandidate, ...]) -> tuple[OpenCandidate, int]:
+    """The global choice that needs least, and how much; its heuristic then holds that assignment."""
+    best: tuple[int, OpenCandidate] | None = None
+    for item, result in least_memory_of(items, _LIMITS):
+        if result.assignment is not None and result.evaluation is not None:
+            item.heuristic.adopt(result.assignment)
+        needed = item.heuristic.evaluation.peak
+        if best is None or needed < best[0]:
+            best = (needed, item)
+    assert best is not None
+    return best[1], best[0]
+
+
+def _fewest_ranks(request: PlanRequest) -> int | None:
+    factor = 2
+    while factor <= MAX_FACTOR:
+        larger = _scaled(request, factor)
+        if _fits(larger):
+            return larger.cluster.num_devices
+        factor *= 2
+    return None
+
+
+def _fits(request: PlanRequest) -> bool:
+    """Whether the fully sharded mesh fits with some grouping."""
+    sharded = [c for c in candidates(request) if c.mesh.replicate == 1]
+    return any(_fits_candidate(request, candidate) for candidate in sharded)
+
+
+def _fits_candidate(request: PlanRequest, candidate: Candidate) -> bool:
+    item = open_candidate(request, candidate)
+    _, result = next(iter(least_memory_of((item,), _LIMITS)))
+    return result.evaluation is not None and result.evaluation.peak <= item.costs.budget.budget_bytes
+
+
+def _scaled(request: PlanRequest, factor: int) -> PlanRequest:
+    """The same job on `factor` times the nodes (a single node's link stands in where no other is known)."""
+    cluster = request.cluster
+    groups = tuple(g.model_copy(update={"num_nodes": g.num_nodes * factor}) for g in cluster.node_groups)
+    inter_node = cluster.inter_node or cluster.node_groups[0].intra_node
+    larger: ClusterDescription = cluster.model_copy(update={"node_groups": groups, "inter_node": inter_node})
+    batch = request.workload.micro_batch * larger.num_devices
+    global_batch = -(-request.workload.global_batch // batch) * batch
+    workload = request.workload.model_copy(update={"global_batch": global_batch})
+    fixed = tuple(choice for choice in request.fixed if not choice.knob.startswith("mesh."))
+    return request.model_copy(update={"cluster": larger, "workload": workload, "fixed": fixed})
+
+
+def _device_bytes(budget: MemoryBudget, needed: int) -> int:
+    """Device memory whose budget would be `needed`, the reserves being what they are."""
+    taken = budget.context_bytes + budget.communicators_bytes + budget.other_bytes
+    share = budget.fragmentation_bytes / budget.device_bytes if budget.device_bytes else 0.0
+    return ceil((needed + taken) / (1 - share))
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,164 @@
+"""A request becomes a plan: refuse, search, predict, check, explain."""
+
+from datetime import UTC, datetime
+from time import monotonic
+
+import ortools
+
+from planner import __version__
+from planner.check import check
+from planner.infeasible import explain_infeasible
+from planner.reasons import reasons_of
+from planner.refuse import refuse_unsupported
+from planner.schema import (
+    Certificate,
+    ClientFeature,
+    Decisions,
+    Infeasibility,
+    InputHashes,
+    Plan,
+    PlanBody,
+    PlanRequest,
+    Requirements,
+    Timings,
+)
+from planner.search import Found, OnProgress, Progress, num_micro_batches, search
+from planner.simulate.predict import predict
+
+__all__ = ["PlannerDefect", "Progress", "make_plan"]
+
+
+class PlannerDefect(RuntimeError):
+    """Solver, simulator and checker disagree: a defect of the planner, never of the input."""
+
+
+def make_plan(request: PlanRequest, *, on_progress: OnProgress | None = None) -> Plan:
+    """Plan a request; an infeasible one gives a plan whose body says why.
+
+    Raises:
+        ShardwrightError: the request is unsupported or contradicts itself.
+        PlannerDefect: the independent checker rejects the result.
+    """
+    started = monotonic()
+    refuse_unsupported(request)
+    batch = _batch_problem(request)
+    if batch is not None:
+        return _wrap(_infeasible_body(request, batch), started, 0.0)
+    found = search(request, on_progress)
+    searched = monotonic() - started
+    if found.best is None or found.assignment is None:
+        return _wrap(_infeasible_body(request, explain_infeasible(request, found)), started, searched)
+    return _wrap(_feasible_body(request, found, on_progress), started, searched)
+
+
+def _wrap(body: PlanBody, started: float, search_s: float) -> Plan:
+    timings = Timings(total_s=round(monotonic() - started, 3), search_s=round(search_s, 3))
+    return Plan.of(body, timings=timings, created_at=datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def _feasible_body(request: PlanRequest, found: Found, on_progress: OnProgress | None) -> PlanBody:
+    assert found.best is not None
+    assert found.assignment is not None
+    decisions = found.best.unpack(request, found.assignment)
+    predictions = predict(request, decisions)
+    body = PlanBody(
+        name=request.model.name,
+        outcome="feasible",
+        model_fingerprint=request.model.fingerprint,
+        world_size=decisions.mesh.num_ranks,
+        decisions=decisions,
+        predictions=predictions,
+        certificate=_certificate(predictions.step_time_ns, found),
+        reasons=reasons_of(request, found, decisions, predictions),
+        inputs=input_hashes(request),
+        requires=_requirements(decisions),
+        planner_version=__version__,
+    )
+    _require_agreement(request, body, found)
+    certificate = body.certificate
+    assert certificate is not None
+    return body.model_copy(update={"certificate": certificate.model_copy(update={"checker": "passed"})})
+
+
+def _certificate(step_ns: int, found: Found) -> Certificate:
+    bound = min(found.lower_bound_ns, step_ns)
+    return Certificate(
+        value=step_ns,
+        lower_bound=bound,
+        gap=round((step_ns - bound) / step_ns, 9) if step_ns else 0.0,
+        status="optimal" if bound == step_ns else "bounded",
+        num_candidates=len(found.all_candidates),
+        num_pruned=found.num_pruned,
+        deterministic_time=found.deterministic_time,
+        wall_clock_struck=found.wall_clock_struck,
+        solver=f"or-tools {ortools.__version__} CP-SAT",
+    )
+
+
+def _require_agreement(request: PlanRequest, body: PlanBody, found: Found) -> None:
+    assert found.best is not None
+    assert found.assignment is not None
+    assert body.predictions is not None
+    evaluation = found.best.heuristic.evaluate(found.assignment)
+    objective = num_micro_batches(request) * evaluation.makespan + found.best.optimizer_ns
+    if objective != body.predictions.step_time_ns or evaluation.peak != body.predictions.peak.reserved_bytes:
+        raise PlannerDefect(
+            f"the solver's objective {objective} ns and peak {evaluation.peak} bytes differ from the simulator's "
+            f"{body.predictions.step_time_ns} ns and {body.predictions.peak.reserved_bytes} bytes"
+        )
+    report = check(request, body)
+    if not report.passed:
+        raise PlannerDefect("the checker rejects the plan: " + "; ".join(report.problems[:5]))
+
+
+def input_hashes(request: PlanRequest) -> InputHashes:
+    """Identity of each document in a request."""
+    return InputHashes(
+        model=request.model.content_hash(),
+        cluster=request.cluster.content_hash(),
+        workload=request.workload.content_hash(),
+        profile=None if request.profile is None else request.profile.content_hash(),
+        request=request.content_hash(),
+    )
+
+
+def _requirements(decisions: Decisions) -> Requirements:
+    features = {
+        ClientFeature.HYBRID_MESH: decisions.mesh.replicate > 1,
+        ClientFeature.PREFETCH: any(u.forward_prefetch or u.backward_prefetch for u in decisions.units),
+        ClientFeature.CHECKPOINT_FULL: bool(decisions.activations),
+        ClientFeature.GROUPED_UNITS: any(len(unit.modules) > 1 for unit in decisions.units),
+    }
+    return Requirements(client_features=tuple(feature for feature, needed in features.items() if needed))
+
+
+def _infeasible_body(request: PlanRequest, infeasibility: Infeasibility) -> PlanBody:
+    return PlanBody(
+        name=request.model.name,
+        outcome="infeasible",
+        model_fingerprint=request.model.fingerprint,
+        world_size=request.cluster.num_devices,
+        infeasibility=infeasibility,
+        inputs=input_hashes(request),
+        planner_version=__version__,
+    )
+
+
+def _batch_problem(request: PlanRequest) -> Infeasibility | None:
+    workload, world = request.workload, request.cluster.num_devices
+    per_pass = workload.micro_batch * world
+    if workload.global_batch % per_pass == 0:
+        return None
+    lower, higher = workload.global_batch // per_pass * per_pass, -(-workload.global_batch // per_pass) * per_pass
+    choices = " or ".join(str(size) for size in (lower, higher) if size)
+    return Infeasibility(
+        reason=(
+            f"a global batch of {workload.global_batch} sequences cannot be split into micro-batches of "
+            f"{workload.micro_batch} on {world} ranks"
+        ),
+        binding="batch",
+        advice=(
+            f"use a global batch of {choices}",
+            f"or a micro-batch that divides {workload.global_batch / world:g} sequences per rank",
+        ),
+    )

@@ -1,0 +1,112 @@
+"""What a program is made of: operations on streams, waits between streams, allocations in pools."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.program.choices import ALWAYS, Condition
+from planner.schema import MemoryCategory
+
+
+class Stream(StrEnum):
+    """FSDP2's streams; each has its own allocator pool."""
+
+    COMPUTE = "compute"
+    COPY_IN = "copy_in"
+    GATHER = "gather"
+    REDUCE = "reduce"
+    ALL_REDUCE = "all_reduce"
+
+
+class Link(StrEnum):
+    """A communicator, or a network card that communicators share: its operations run one at a time."""
+
+    SHARD = "shard"
+    REPLICATE = "replicate"
+
+
+class OperationKind(StrEnum):
+    """What an operation does."""
+
+    FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    BACKWARD = "backward"
+    COPY_IN = "all_gather_copy_in"
+    ALL_GATHER = "all_gather"
+    COPY_OUT = "all_gather_copy_out"
+    CHUNK_CAT = "chunk_cat"
+    REDUCE_SCATTER = "reduce_scatter"
+    LOCAL_REDUCE = "local_reduce"
+    """The copy that stands for a reduce-scatter over a single rank."""
+    ALL_REDUCE = "all_reduce"
+    POST_REDUCE = "post_reduce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """Work on one stream. `waits` are event indices of operations that it follows besides its stream's order."""
+
+    kind: OperationKind
+    owner: str
+    """Unit or call that it belongs to."""
+    stream: Stream
+    duration_ns: int
+    launches: int = 1
+    link: Link | None = None
+    waits: tuple[int, ...] = ()
+    when: Condition = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Later operations of `stream` follow `operation` (an event index); void when that operation is absent."""
+
+    stream: Stream
+    operation: int
+    when: Condition = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocate:
+    """`buffer` comes to life in the pool of `stream`."""
+
+    buffer: str
+    stream: Stream
+    category: MemoryCategory
+    size_bytes: int
+    moment: str
+    when: Condition = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free:
+    """`buffer` returns to its pool; void when it is not alive."""
+
+    buffer: str
+    when: Condition = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touch:
+    """An allocation point inside a call: these bytes are alive for a moment, on the compute pool."""
+
+    parts: tuple[tuple[MemoryCategory, int], ...]
+    moment: str
+    when: Condition = ALWAYS
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(size for _, size in self.parts)
+
+
+Event = Operation | Wait | Allocate | Free | Touch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One micro-batch in the order in which the CPU issues it, followed by the optimizer step's allocations."""
+
+    events: tuple[Event, ...]
+    launch_ns: int
+    num_gathers: int
+    """All-gathers when every condition holds; the replay counts those that run."""

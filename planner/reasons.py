@@ -1,0 +1,71 @@
+"""Why the plan is what it is: what binds, and what the alternatives would have cost."""
+
+from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
+from planner.search import Found, OpenCandidate, num_micro_batches
+
+MAX_ALTERNATIVES = 6
+_NEARLY_FULL = 0.97
+
+
+def reasons_of(
+    request: PlanRequest, found: Found, decisions: Decisions, predictions: Predictions
+) -> Reasons:
+    """Reasons for people; everything in them follows from the search and the predictions."""
+    return Reasons(
+        binds=_binds(predictions),
+        notes=tuple(_notes(decisions, predictions)),
+        alternatives=tuple(_alternatives(request, found)),
+    )
+
+
+def _binds(predictions: Predictions) -> str:
+    budget, peak, step = predictions.budget.budget_bytes, predictions.peak, predictions.breakdown
+    exposed = {
+        "all-gathers": step.exposed_all_gather_ns,
+        "reduce-scatters": step.exposed_reduce_scatter_ns,
+        "all-reduces": step.exposed_all_reduce_ns,
+        "the CPU's launches": step.exposed_launch_ns,
+    }
+    stream, worst = max(exposed.items(), key=lambda item: item[1])
+    parts = []
+    if budget and peak.reserved_bytes > _NEARLY_FULL * budget:
+        category = max(peak.by_category_bytes, key=lambda key: peak.by_category_bytes[key])
+        parts.append(f"memory ({category.value.replace('_', ' ')}, at {peak.moment})")
+    if worst > 0.02 * step.total_ns:
+        parts.append(f"waiting for {stream} ({worst / step.total_ns:.1%} of the step)")
+    return " and ".join(parts) or "computation: communication is hidden and memory is not full"
+
+
+def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
+    step = predictions.breakdown
+    notes = []
+    if step.recompute_ns:
+        notes.append(
+            f"{len(decisions.activations)} blocks are checkpointed; recomputing them takes "
+            f"{step.recompute_ns / step.total_ns:.1%} of the step"
+        )
+    if decisions.mesh.replicate > 1:
+        notes.append(
+            f"parameters are sharded over {decisions.mesh.shard} ranks and replicated {decisions.mesh.replicate} times"
+        )
+    return notes
+
+
+def _alternatives(request: PlanRequest, found: Found) -> list[Alternative]:
+    """The best plan found under other meshes and groupings, nearest first."""
+    assert found.best is not None
+    others = [item for item in found.all_candidates if item is not found.best]
+    others.sort(key=lambda item: (not item.heuristic.feasible, _step_ns(request, item)))
+    return [
+        Alternative(
+            change=item.candidate.label,
+            step_time_ns=_step_ns(request, item),
+            reserved_bytes=item.heuristic.evaluation.peak,
+            fits=item.heuristic.feasible,
+        )
+        for item in others[:MAX_ALTERNATIVES]
+    ]
+
+
+def _step_ns(request: PlanRequest, item: OpenCandidate) -> int:
+    return num_micro_batches(request) * item.heuristic.evaluation.makespan + item.optimizer_ns

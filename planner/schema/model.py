@@ -1,0 +1,329 @@
+"""ModelDescription: what a module is made of and what its forward and backward do, without the module.
+
+A description is the module as it is handed to `fully_shard`. Its forward is a sequence of *calls*. A call
+runs one module of the frontier: a block (a child of a repeated list), any other module that holds no such list, or
+the code of a container between its children ("glue", the container's path). What calls do is stored
+once per *kind*, however often it repeats.
+"""
+
+import hashlib
+from enum import StrEnum
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from planner.schema.atom import Atom, ElementAtom
+from planner.schema.base import (
+    Bytes,
+    Count,
+    Document,
+    DType,
+    Fraction,
+    ModulePath,
+    Name,
+    Part,
+    Positive,
+    Sha256,
+)
+from planner.schema.polynomial import Polynomial
+
+
+class Parameter(Part):
+    """One parameter of a module; `name` is relative to the module that lists it."""
+
+    name: Name
+    shape: Annotated[tuple[Count, ...], Field(max_length=16)]
+    dtype: DType = DType.FLOAT32
+    requires_grad: bool = True
+    tied_to: str | None = None
+    """Full name of the parameter whose storage this one shares (the first in registration order)."""
+    optimizer_group: Name = "default"
+    atom: Atom = ElementAtom()
+    contiguous: bool = True
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape; 1 for a scalar."""
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the storage dtype."""
+        return self.num_elements * self.dtype.itemsize_bytes
+
+
+class RegionKind(StrEnum):
+    """What the time of a region is mostly spent on; decides its attainable efficiency."""
+
+    MATMUL = "matmul"
+    GROUPED_MATMUL = "grouped_matmul"
+    ATTENTION = "attention"
+    CONVOLUTION = "convolution"
+    NORM = "norm"
+    ELEMENTWISE = "elementwise"
+    EMBEDDING = "embedding"
+    LOSS = "loss"
+    OTHER = "other"
+
+
+class Work(Part):
+    """Work of one pass over a region."""
+
+    flops: Polynomial = Polynomial()
+    moved_bytes: Polynomial = Polynomial()
+    """Bytes read and written by the kernels, each tensor once per kernel."""
+    num_kernels: Count = 0
+    """Kernels launched; what the CPU has to issue."""
+
+
+class Region(Part):
+    """Consecutive operations of one module inside a call; `module` is relative to the call's path."""
+
+    module: ModulePath = ""
+    kind: RegionKind = RegionKind.OTHER
+    dtype: DType = DType.BFLOAT16
+    """Element type that the arithmetic runs in."""
+    forward: Work = Work()
+    backward: Work = Work()
+    """Backward alone, without recomputation."""
+    recompute: Work = Work()
+    """What is run again in backward when the call is checkpointed in full (early stop included)."""
+    host_sync: bool = False
+    """The host waits for the device here (`.item()`, `.tolist()`): the CPU's run-ahead ends."""
+
+
+class SavedTensor(Part):
+    """A storage that autograd keeps from forward to backward, counted once."""
+
+    size_bytes: Polynomial
+    op: str = ""
+    """Operation that made it, e.g. `aten.mm`; empty when it came from outside the call."""
+    region: Count = 0
+    """Index of the region in which it was saved."""
+    from_input: bool = False
+    """It is an input of the call (made by an earlier one) rather than made inside."""
+
+
+class Moment(Part):
+    """Live bytes at one allocation point inside a call.
+
+    `live_bytes` counts all activation-like storages alive at that point (inputs of the call, what it has
+    saved, temporaries, gradients of activations), less what *earlier* calls keep for backward. Parameters, their
+    gradients and buffers are not counted; `num_gradients` says how many parameters of `gradient_order` already
+    have their full-size gradient.
+    """
+
+    region: Count = 0
+    live_bytes: Polynomial
+    num_gradients: Count = 0
+
+
+class Liveness(Part):
+    """What a call keeps and needs under one activation policy."""
+
+    saved: tuple[SavedTensor, ...] = ()
+    forward: tuple[Moment, ...] = ()
+    """Moments of the forward pass that can be the peak (dominated ones are left out)."""
+    backward: tuple[Moment, ...] = ()
+    """Moments of the backward pass, recomputation included."""
+
+    def kept_bytes(self, micro_batch: int, sequence: int) -> int:
+        """Bytes kept from forward to backward."""
+        return sum(tensor.size_bytes.at(micro_batch, sequence) for tensor in self.saved)
+
+
+class CallRole(StrEnum):
+    """Place of a call in the model."""
+
+    BLOCK = "block"
+    EMBEDDING = "embedding"
+    NORM = "norm"
+    HEAD = "head"
+    LOSS = "loss"
+    GLUE = "glue"
+    OTHER = "other"
+
+
+class Branch(Part):
+    """An optional path through a call (expert routing, skipped towers)."""
+
+    module: ModulePath
+    probability: Fraction = 1.0
+    experts_per_token: Count | None = None
+    num_experts: Count | None = None
+
+
+class CallKind(Part):
+    """What a call does: stored once, however often it repeats."""
+
+    role: CallRole = CallRole.OTHER
+    regions: tuple[Region, ...] = ()
+    none: Liveness = Liveness()
+    """Liveness when everything autograd saves is kept."""
+    full: Liveness | None = None
+    """Liveness under full checkpointing of the call; absent where it cannot be checkpointed."""
+    gradient_order: tuple[str, ...] = ()
+    """Relative names of the parameters in the order in which backward completes their gradients."""
+    input_requires_grad: bool = True
+    """Some tensor input requires grad; without it FSDP2 reduces the unit in the final callback."""
+    output_requires_grad: bool = True
+    branches: tuple[Branch, ...] = ()
+    kernels: tuple[str, ...] = ()
+    """Attention and expert kernels seen, e.g. `aten._scaled_dot_product_flash_attention_for_cpu`."""
+
+
+class Call(Part):
+    """One step of the forward: module `path` does what `kind` says. The loss has the path `(loss)`."""
+
+    path: Annotated[str, Field(max_length=500)]
+    kind: Name
+
+
+LOSS_PATH = "(loss)"
+
+
+class Module(Part):
+    """A frontier module and the parameters it registers, in registration order."""
+
+    path: ModulePath
+    parameters: Name
+    """Key of `ModelDescription.parameter_sets`."""
+
+
+class SharedTensor(Part):
+    """A storage that several calls save (position tables, masks, encoder outputs): counted once.
+
+    It lives from the forward of `first_call` to the backward of `first_call`.
+    """
+
+    size_bytes: Polynomial
+    first_call: Count
+    last_call: Count
+
+
+class StateTier(StrEnum):
+    """Where a piece of training state lives."""
+
+    DEVICE = "device"
+    HOST = "host"
+    NVME = "nvme"
+
+
+class TrainingState(Part):
+    """A further class of state that parameters carry (masters, moments, EMA, noise history)."""
+
+    name: Name
+    parameters: str = "*"
+    """Glob over parameter names."""
+    dtype: DType = DType.FLOAT32
+    copies: Positive = 1
+    sharded: bool = True
+    tier: StateTier = StateTier.DEVICE
+    liveness: Literal["persistent", "backward", "optimizer_step"] = "persistent"
+    recovery: Literal["restore", "recompute", "discard"] = "restore"
+
+
+class TracePoint(Part):
+    """A (micro-batch, sequence) point that was traced."""
+
+    micro_batch: Positive
+    sequence: Positive
+
+
+class ModelDescription(Document):
+    """See the module docstring."""
+
+    kind: ClassVar[str] = "model"
+
+    schema_version: Literal[1] = 1
+    name: Name
+    parameter_sets: dict[str, tuple[Parameter, ...]]
+    modules: tuple[Module, ...]
+    """Every module that registers parameters, in registration order; those never run are included."""
+    kinds: dict[str, CallKind]
+    calls: tuple[Call, ...]
+    shared: tuple[SharedTensor, ...] = ()
+    buffers_bytes: Bytes = 0
+    """Registered buffers, replicated on every rank."""
+    tree_sha256: Sha256
+    """Hash of `path:ClassName` lines of all modules, without checkpoint and compile prefixes."""
+    param_dtype: DType = DType.BFLOAT16
+    """Element type that the trace ran in."""
+    points: tuple[TracePoint, ...] = ()
+    states: tuple[TrainingState, ...] = ()
+    torch_version: str = ""
+
+    @model_validator(mode="after")
+    def _references_exist(self) -> Self:
+        for index, module in enumerate(self.modules):
+            if module.parameters not in self.parameter_sets:
+                raise ValueError(f"modules[{index}].parameters: no parameter set {module.parameters!r}")
+        for index, call in enumerate(self.calls):
+            if call.kind not in self.kinds:
+                raise ValueError(f"calls[{index}].kind: no kind {call.kind!r}")
+        for index, tensor in enumerate(self.shared):
+            if not tensor.first_call <= tensor.last_call < len(self.calls):
+                raise ValueError(f"shared[{index}]: calls {tensor.first_call}..{tensor.last_call} do not exist")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_unique_and_ties_end(self) -> Self:
+        ties: dict[str, str | None] = {}
+        for name, parameter in self.iter_parameters():
+            if name in ties:
+                raise ValueError(f"parameter {name!r} is listed twice; every full name must be unique")
+            ties[name] = parameter.tied_to
+        for name, target in ties.items():
+            if target is None:
+                continue
+            if target not in ties:
+                raise ValueError(f"parameter {name!r} is tied to {target!r}, which does not exist")
+            if ties[target] is not None:
+                raise ValueError(
+                    f"parameter {name!r} is tied to {target!r}, which is itself tied to {ties[target]!r}; "
+                    "tie every copy to the first parameter directly"
+                )
+        return self
+
+    def iter_parameters(self) -> list[tuple[str, Parameter]]:
+        """All `(full name, parameter)`, ties included, in registration order."""
+        return [
+            (f"{module.path}.{parameter.name}" if module.path else parameter.name, parameter)
+            for module in self.modules
+            for parameter in self.parameter_sets[module.parameters]
+        ]
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Elements of all parameters, tied ones once."""
+        return sum(p.num_elements for _, p in self.iter_parameters() if p.tied_to is None)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the module itself (names, shapes, dtypes, grads, ties, tree), not of its trace.
+
+        `runtime_client.fingerprint` computes the same from a live module without running it.
+        """
+        lines = [
+            parameter_line(name, parameter.shape, parameter.dtype, parameter.requires_grad, parameter.tied_to)
+            for name, parameter in self.iter_parameters()
+        ]
+        return fingerprint_of(lines, self.tree_sha256)
+
+
+def parameter_line(
+    name: str, shape: tuple[int, ...], dtype: DType, requires_grad: bool, tied_to: str | None
+) -> str:
+    """One line of a fingerprint."""
+    sizes = "x".join(map(str, shape)) or "scalar"
+    return f"{name} {sizes} {dtype} {'grad' if requires_grad else 'frozen'} {tied_to or '-'}"
+
+
+def fingerprint_of(parameter_lines: list[str], tree_sha256: str) -> str:
+    """`sha256:...` over the sorted parameter lines and the tree hash."""
+    text = "\n".join([*sorted(parameter_lines), tree_sha256])
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

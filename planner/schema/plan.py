@@ -1,0 +1,325 @@
+"""Plan: decisions, layouts, predictions and certificate (the hashed body), and what happened to it (envelope)."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planner.schema.base import Bytes, Count, Document, DType, ModulePath, Name, Nanoseconds, Part, Positive, Sha256
+from planner.schema.model import StateTier
+from planner.schema.request import ClientFeature
+
+
+class MeshPlan(Part):
+    """Device mesh `(replicate, shard)`; one dimension when `replicate` is 1."""
+
+    replicate: Positive = 1
+    shard: Positive
+
+    @property
+    def num_ranks(self) -> int:
+        """World size."""
+        return self.replicate * self.shard
+
+
+class LayoutEntry(Part):
+    """Place of one parameter in a planned buffer."""
+
+    parameter: str
+    offset_elements: Count
+    num_elements: Count
+
+
+class Layout(Part):
+    """A ragged buffer; units without one use FSDP2's even dim-0 sharding."""
+
+    name: Name
+    dtype: DType
+    shard_elements: Positive
+    entries: tuple[LayoutEntry, ...]
+
+
+class UnitPlan(Part):
+    """One `fully_shard` call. Units are listed bottom-up, in the order of application; the root is last."""
+
+    modules: Annotated[tuple[ModulePath, ...], Field(min_length=1)]
+    """Modules of the unit; several for `fully_shard([a, b])`."""
+    reshard_after_forward: bool | Positive | None = None
+    """As `fully_shard` takes it; None leaves FSDP2's default."""
+    forward_prefetch: tuple[ModulePath, ...] = ()
+    """First modules of the units for `set_modules_to_forward_prefetch`; empty means implicit prefetch."""
+    backward_prefetch: tuple[ModulePath, ...] = ()
+    parameter_tier: StateTier = StateTier.DEVICE
+    optimizer_tier: StateTier = StateTier.DEVICE
+    layout: str | None = None
+    num_parameters: Count = 0
+    """Elements gathered by this unit (for reading; the client does not use it)."""
+
+
+class ActivationPolicy(StrEnum):
+    """What happens to the activations of a call."""
+
+    NONE = "none"
+    FULL = "full"
+    SELECTIVE = "selective"
+    OFFLOAD = "offload"
+
+
+class ActivationPlan(Part):
+    """Activation checkpointing of one module; modules not listed keep all that autograd saves."""
+
+    module: ModulePath
+    policy: ActivationPolicy
+    saved_ops: tuple[str, ...] = ()
+
+
+class RuntimeKnobs(Part):
+    """Settings that hold for the whole model."""
+
+    reduce_scatter_max_input_buffers: Positive = 1
+    separate_reduce_scatter_group: bool = False
+    gradient_sync: Literal["every_micro_batch", "last_micro_batch"] = "every_micro_batch"
+
+
+class Decisions(Part):
+    """All that the client needs to apply a plan."""
+
+    mesh: MeshPlan
+    units: Annotated[tuple[UnitPlan, ...], Field(min_length=1)]
+    activations: tuple[ActivationPlan, ...] = ()
+    param_dtype: DType | None = None
+    reduce_dtype: DType | None = None
+    output_dtype: DType | None = None
+    cast_forward_inputs: bool = True
+    micro_batch: Positive
+    num_micro_batches: Positive
+    runtime: RuntimeKnobs = RuntimeKnobs()
+    layouts: tuple[Layout, ...] = ()
+
+
+class StepBreakdown(Part):
+    """Where the time of one optimizer step goes; the parts add up to `total_ns`."""
+
+    compute_ns: Nanoseconds = 0
+    recompute_ns: Nanoseconds = 0
+    copy_ns: Nanoseconds = 0
+    """Copy-in and copy-out of collectives that the compute stream runs."""
+    exposed_all_gather_ns: Nanoseconds = 0
+    exposed_reduce_scatter_ns: Nanoseconds = 0
+    exposed_all_reduce_ns: Nanoseconds = 0
+    exposed_launch_ns: Nanoseconds = 0
+    """The device waits for the CPU to issue work."""
+    optimizer_ns: Nanoseconds = 0
+    total_ns: Nanoseconds = 0
+
+
+class MemoryCategory(StrEnum):
+    """What device bytes are for."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    UNSHARDED_PARAMETERS = "unsharded_parameters"
+    UNSHARDED_GRADIENTS = "unsharded_gradients"
+    GATHER_BUFFERS = "gather_buffers"
+    REDUCE_BUFFERS = "reduce_buffers"
+    ACTIVATIONS = "activations"
+    TRANSIENTS = "transients"
+    BUFFERS = "buffers"
+
+
+class MemoryPeak(Part):
+    """Device memory of one rank at its worst moment."""
+
+    pools_bytes: dict[str, Bytes] = {}
+    """Peak of each allocator pool (one per stream); their sum is what the budget bounds."""
+    reserved_bytes: Bytes
+    """Sum of the pool peaks."""
+    allocated_bytes: Bytes
+    """Peak of the sum: what `MemTracker` and `max_memory_allocated` show."""
+    by_category_bytes: dict[MemoryCategory, Bytes] = {}
+    """Categories at the moment of the allocated peak; they add up to it."""
+    moment: str = ""
+    """The moment in words, e.g. `backward of layers.7`."""
+    unit: str = ""
+
+
+class MemoryBudget(Part):
+    """Device memory, less what training tensors cannot have."""
+
+    device_bytes: Bytes
+    context_bytes: Bytes = 0
+    communicators_bytes: Bytes = 0
+    num_communicators: Count = 0
+    fragmentation_bytes: Bytes = 0
+    other_bytes: Bytes = 0
+    budget_bytes: Bytes
+
+
+class NumberSource(StrEnum):
+    """Where a number comes from."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    ASSUMED = "assumed"
+
+
+class SourcedNumber(Part):
+    """One duration, bandwidth or reserve that the plan rests on."""
+
+    name: str
+    value: Annotated[int, Field(ge=0)]
+    unit: Literal["ns", "bytes", "bytes_per_s", "per_s"]
+    source: NumberSource
+
+
+class Predictions(Part):
+    """What the step will cost."""
+
+    step_time_ns: Nanoseconds
+    breakdown: StepBreakdown
+    peak: MemoryPeak
+    budget: MemoryBudget
+    host_bytes: Bytes = 0
+    nvme_bytes: Bytes = 0
+    tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
+    model_flops_utilization: Annotated[float, Field(ge=0)] = 0.0
+    num_all_gathers: Count = 0
+    """Per micro-batch."""
+    num_reduce_scatters: Count = 0
+    num_all_reduces: Count = 0
+    sources: tuple[SourcedNumber, ...] = ()
+
+
+class Certificate(Part):
+    """The proof: no plan in the searched space is faster than `lower_bound`, in the stated cost model."""
+
+    objective: Literal["step_time_ns", "peak_memory_bytes"] = "step_time_ns"
+    value: Count
+    lower_bound: Count
+    gap: Annotated[float, Field(ge=0)]
+    status: Literal["optimal", "bounded", "provisional"]
+    """`optimal` when value equals the bound; `bounded` when the search ended with a gap."""
+    num_candidates: Count = 0
+    """Global choices (mesh, grouping) that the search covered."""
+    num_pruned: Count = 0
+    """Of these, discarded by their bound alone."""
+    checker: Literal["passed", "not_run"] = "not_run"
+    """The independent checker recomputed time, memory and feasibility."""
+    deterministic_time: Annotated[float, Field(ge=0)] = 0.0
+    wall_clock_struck: bool = False
+    solver: str = ""
+
+
+class Alternative(Part):
+    """A plan that was not chosen, and what it would cost."""
+
+    change: str
+    step_time_ns: Nanoseconds | None = None
+    reserved_bytes: Bytes | None = None
+    fits: bool
+
+
+class Reasons(Part):
+    """Why the plan is what it is, for people."""
+
+    binds: str = ""
+    """What limits the plan: a memory category at a moment, a stream, or nothing."""
+    notes: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+
+class Infeasibility(Part):
+    """Why nothing fits, and the smallest change that would."""
+
+    reason: str
+    binding: MemoryCategory | Literal["batch", "world_size"]
+    needed_bytes: Bytes | None = None
+    """Least memory for tensors over all plans."""
+    budget_bytes: Bytes | None = None
+    smallest_device_memory_bytes: Bytes | None = None
+    """Device memory with which the same cluster would do."""
+    fewest_ranks: Count | None = None
+    """Ranks of the same kind of device with which some plan fits; None when no number tried fits."""
+    advice: tuple[str, ...] = ()
+
+
+class InputHashes(Part):
+    """Identity of each input."""
+
+    model: Sha256
+    cluster: Sha256
+    workload: Sha256
+    profile: Sha256 | None = None
+    request: Sha256
+
+
+class Requirements(Part):
+    """What applying the plan needs."""
+
+    client_features: tuple[ClientFeature, ...] = ()
+    torch: str = ">=2.11"
+    """PEP 440 specifier."""
+
+
+class PlanBody(Document):
+    """The hashed part of a plan: same request, planner and platform, same body."""
+
+    kind: ClassVar[str] = "plan"
+
+    schema_version: Literal[1] = 1
+    name: Name
+    outcome: Literal["feasible", "infeasible"]
+    model_fingerprint: Sha256
+    world_size: Positive
+    decisions: Decisions | None = None
+    predictions: Predictions | None = None
+    certificate: Certificate | None = None
+    reasons: Reasons = Reasons()
+    infeasibility: Infeasibility | None = None
+    inputs: InputHashes
+    requires: Requirements = Requirements()
+    planner_version: Name
+
+
+class Timings(Part):
+    """Wall-clock seconds spent; not part of the identity."""
+
+    total_s: float = 0.0
+    search_s: float = 0.0
+
+
+class Envelope(Part):
+    """What happened to a plan; not part of its identity."""
+
+    plan_id: Sha256
+    created_at: str = ""
+    lineage: str | None = None
+    revision: Count | None = None
+    why: str = ""
+    job_id: str | None = None
+    signature: str | None = None
+    timings: Timings = Timings()
+
+
+class Plan(Document):
+    """A body with its envelope."""
+
+    kind: ClassVar[str] = "plan_envelope"
+
+    body: PlanBody
+    envelope: Envelope
+
+    @classmethod
+    def of(cls, body: PlanBody, *, timings: Timings | None = None, created_at: str = "") -> "Plan":
+        """Wrap a body, computing its identity."""
+        return cls(
+            body=body,
+            envelope=Envelope(
+                plan_id=body.content_hash(), timings=timings or Timings(), created_at=created_at
+            ),
+        )
+
+    def verify(self) -> bool:
+        """Whether the envelope's identity is that of the body."""
+        return self.body.content_hash() == self.envelope.plan_id

@@ -1,0 +1,76 @@
+"""Profile: measured durations, bandwidths and reserves. A roofline fills in only what is missing."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planner.schema.base import Bytes, Count, Document, Fraction, Name, Nanoseconds, Part, Positive
+
+
+class Provenance(Part):
+    """Where a measurement comes from."""
+
+    device: str = ""
+    driver: str = ""
+    torch_version: str = ""
+    date: str = ""
+    num_samples: Count = 0
+
+
+class CallMeasurement(Part):
+    """Duration of one call kind at one point; a missing pass is taken from the roofline."""
+
+    kind: Name
+    """Key of `ModelDescription.kinds`."""
+    micro_batch: Positive
+    sequence: Positive
+    forward_ns: Nanoseconds | None = None
+    backward_ns: Nanoseconds | None = None
+    recompute_ns: Nanoseconds | None = None
+    provenance: Provenance = Provenance()
+
+
+class CurvePoint(Part):
+    """Time of one collective or copy of a given size."""
+
+    size_bytes: Bytes
+    duration_ns: Nanoseconds
+
+
+class CollectiveMeasurement(Part):
+    """Times of one collective over a group shape; `size_bytes` is the full (gathered) buffer."""
+
+    collective: Literal["all_gather", "reduce_scatter", "all_reduce"]
+    num_ranks: Positive
+    num_nodes: Positive = 1
+    points: Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
+    provenance: Provenance = Provenance()
+
+
+class CopyMeasurement(Part):
+    """Sustained bandwidth between memories."""
+
+    direction: Literal["host_to_device", "device_to_host", "device_to_device", "nvme_read", "nvme_write"]
+    bytes_per_s: Positive
+    provenance: Provenance = Provenance()
+
+
+class Profile(Document):
+    """Everything measured for a model on a cluster; any part may be missing."""
+
+    kind: ClassVar[str] = "profile"
+
+    schema_version: Literal[1] = 1
+    name: Name = "profile"
+    calls: tuple[CallMeasurement, ...] = ()
+    collectives: tuple[CollectiveMeasurement, ...] = ()
+    copies: tuple[CopyMeasurement, ...] = ()
+    launch_ns: Nanoseconds | None = None
+    """CPU time to issue one kernel."""
+    optimizer_parameters_per_s: Positive | None = None
+    """Parameters per second that one rank's optimizer step updates on the device."""
+    cpu_optimizer_parameters_per_s_per_core: Positive | None = None
+    context_bytes: Bytes | None = None
+    communicator_bytes: Bytes | None = None
+    compute_slowdown_under_communication: Fraction = 0.0
+    communication_slowdown_under_compute: Fraction = 0.0

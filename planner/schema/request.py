@@ -1,0 +1,109 @@
+"""PlanRequest: all that decides a plan, and nothing about who asks."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planner.schema.base import Bytes, Document, Nanoseconds, Part, Positive, Sha256
+from planner.schema.cluster import ClusterDescription
+from planner.schema.model import ModelDescription
+from planner.schema.profile import Profile
+from planner.schema.workload import Workload
+
+
+class ClientFeature(StrEnum):
+    """A knob that the caller's client must be able to apply."""
+
+    HYBRID_MESH = "hybrid_mesh"
+    PREFETCH = "prefetch"
+    RESHARD_INTEGER = "reshard_integer"
+    CHECKPOINT_FULL = "checkpoint_full"
+    CHECKPOINT_SELECTIVE = "checkpoint_selective"
+    GROUPED_UNITS = "grouped_units"
+    RAGGED_LAYOUT = "ragged_layout"
+    OFFLOAD = "offload"
+    ACTIVATION_OFFLOAD = "activation_offload"
+    REDUCE_SCATTER_BUFFERS = "reduce_scatter_buffers"
+    SEPARATE_REDUCE_SCATTER_GROUP = "separate_reduce_scatter_group"
+
+
+class Objective(StrEnum):
+    """What is minimised."""
+
+    STEP_TIME = "step_time"
+    PEAK_MEMORY = "peak_memory"
+
+
+class Limits(Part):
+    """Bounds that a plan must keep."""
+
+    memory_bytes: Bytes | None = None
+    """Device memory for tensors; None derives it from the cluster and its reserves."""
+    step_time_ns: Nanoseconds | None = None
+
+
+class FixedChoice(Part):
+    """A decision taken by the user; `knob` is e.g. `layers.*.reshard_after_forward`."""
+
+    knob: Annotated[str, Field(min_length=1, max_length=500)]
+    value: bool | int | str
+
+
+class SearchLimits(Part):
+    """How hard to search. Deterministic units, so that the same request gives the same plan."""
+
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
+    deterministic_time: Annotated[float, Field(gt=0, le=100_000)] = 40.0
+    """CP-SAT's deterministic seconds for the whole search."""
+    gap: Annotated[float, Field(ge=0, lt=1)] = 0.001
+    """Stop when (objective - bound) / objective is at most this."""
+    wall_clock_s: Annotated[float, Field(gt=0, le=100_000)] = 600.0
+    """Safety net; the certificate says when it struck."""
+
+
+class PlanRequest(Document):
+    """Model, cluster, workload and profile, with the objective and the limits of the search."""
+
+    kind: ClassVar[str] = "request"
+
+    schema_version: Literal[1] = 1
+    model: ModelDescription
+    cluster: ClusterDescription
+    workload: Workload
+    profile: Profile | None = None
+    objective: Objective = Objective.STEP_TIME
+    limits: Limits = Limits()
+    fixed: Annotated[tuple[FixedChoice, ...], Field(max_length=10_000)] = ()
+    search: SearchLimits = SearchLimits()
+    client_features: tuple[ClientFeature, ...] | None = None
+    """Knobs that may be used; None allows all that the planner knows."""
+    warm_start: Sha256 | None = None
+    """Identity of an earlier plan whose decisions start the search."""
+
+
+class RequestReferences(Part):
+    """A request by reference: what a launcher posts. Each part is inline or the hash of a stored document."""
+
+    model: ModelDescription | Sha256
+    cluster: ClusterDescription | Sha256
+    workload: Workload
+    profile: Profile | Sha256 | None = None
+    objective: Objective = Objective.STEP_TIME
+    limits: Limits = Limits()
+    fixed: Annotated[tuple[FixedChoice, ...], Field(max_length=10_000)] = ()
+    search: SearchLimits = SearchLimits()
+    client_features: tuple[ClientFeature, ...] | None = None
+    warm_start: Sha256 | None = None
+
+
+__all__ = [
+    "ClientFeature",
+    "FixedChoice",
+    "Limits",
+    "Objective",
+    "PlanRequest",
+    "Positive",
+    "RequestReferences",
+    "SearchLimits",
+]

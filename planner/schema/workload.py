@@ -1,0 +1,68 @@
+"""Workload: what is trained, at which sizes and precisions, with which optimizer."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planner.schema.base import Document, DType, Name, Part, Positive
+
+
+class Precision(Part):
+    """Element types of `MixedPrecisionPolicy`; None keeps the storage dtype."""
+
+    param_dtype: DType | None = DType.BFLOAT16
+    reduce_dtype: DType | None = DType.FLOAT32
+    output_dtype: DType | None = None
+    cast_forward_inputs: bool = True
+
+
+class OptimizerName(StrEnum):
+    """Optimizers whose state and step this planner knows."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"
+    SGD_MOMENTUM = "sgd_momentum"
+    ADAFACTOR = "adafactor"
+    ADAMW_8BIT = "adamw_8bit"
+    MUON = "muon"
+
+
+class OptimizerGroup(Part):
+    """One parameter group; `parameters` is a glob over full names."""
+
+    parameters: str = "*"
+    optimizer: OptimizerName = OptimizerName.ADAMW
+    implementation: Literal["foreach", "fused", "for_loop"] = "foreach"
+    state_dtype: DType | None = None
+    """Element type of the moments; None takes the storage dtype of the parameter."""
+
+
+class Parallelism(Part):
+    """Degrees that are already in the module handed to `fully_shard`."""
+
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    context: Positive = 1
+    expert: Positive = 1
+
+
+class Workload(Document):
+    """One training job, without its model and its machines. Batches are counted in sequences."""
+
+    kind: ClassVar[str] = "workload"
+
+    schema_version: Literal[1] = 1
+    micro_batch: Positive
+    """Sequences per rank in one forward."""
+    sequence: Positive
+    """Tokens per sequence."""
+    global_batch: Positive
+    """Sequences per optimizer step over all ranks."""
+    precision: Precision = Precision()
+    optimizer_groups: Annotated[tuple[OptimizerGroup, ...], Field(min_length=1)] = (OptimizerGroup(),)
+    parallelism: Parallelism = Parallelism()
+    compile: bool = False
+    torch_version: Name = "2.13"
+    """Version in the trainer's environment; limits the knobs a plan may use."""

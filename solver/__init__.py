@@ -1,0 +1,1 @@
+"""Optimisation only: integers in, decisions and bound out."""

@@ -1,0 +1,1 @@
+"""Which decisions give the least makespan within a memory budget."""

@@ -1,0 +1,75 @@
+"""Earliest times and pool peaks of one assignment: a single pass over the steps (max-plus on integers)."""
+
+from solver.schedule.problem import Activity, Assignment, Barrier, Change, Evaluation, Problem, Touch
+
+
+class Evaluator:
+    """Evaluates assignments of one problem; steps are compiled once into flat tuples."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._steps = [_compile(step) for step in problem.steps]
+
+    def evaluate(self, assignment: Assignment) -> Evaluation:
+        """Makespan and pool peaks, exactly."""
+        problem = self._problem
+        chains = [0] * problem.num_chains
+        levels = [0] * problem.num_pools
+        peaks = [0] * problem.num_pools
+        ends: dict[int, int] = {}
+        issued = 0
+        for number, (kind, when, a, b, c, d, e) in enumerate(self._steps):
+            if when is not None:
+                for decision, value in when:
+                    if assignment[decision] != value:
+                        break
+                else:
+                    decision = -1
+                if decision >= 0:
+                    continue
+            if kind == _CHANGE:
+                level = levels[a] + b
+                levels[a] = level
+                if level > peaks[a]:
+                    peaks[a] = level
+            elif kind == _TOUCH:
+                level = levels[a] + b
+                if level > peaks[a]:
+                    peaks[a] = level
+            elif kind == _ACTIVITY:
+                start = issued + c
+                issued += d
+                for chain in a:
+                    if chains[chain] > start:
+                        start = chains[chain]
+                for activity in e:
+                    end = ends.get(activity, 0)
+                    if end > start:
+                        start = end
+                end = start + b
+                if issued > end:
+                    end = issued
+                for chain in a:
+                    chains[chain] = end
+                ends[number] = end
+            else:
+                end = ends.get(b, 0)
+                if end > chains[a]:
+                    chains[a] = end
+        return Evaluation(makespan=max(chains[problem.final_chain], issued), pool_peaks=tuple(peaks))
+
+
+_ACTIVITY, _BARRIER, _CHANGE, _TOUCH = range(4)
+
+
+def _compile(step: object) -> tuple:  # type: ignore[type-arg] - one flat shape per kind of step
+    match step:
+        case Activity():
+            return (_ACTIVITY, step.when or None, step.chains, step.duration, step.lead, step.issue, step.waits)
+        case Barrier():
+            return (_BARRIER, step.when or None, step.chain, step.activity, 0, 0, ())
+        case Change():
+            return (_CHANGE, step.when or None, step.pool, step.amount, 0, 0, ())
+        case Touch():
+            return (_TOUCH, step.when or None, step.pool, step.amount, 0, 0, ())
+    raise AssertionError(step)

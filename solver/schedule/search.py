@@ -1,0 +1,132 @@
+"""Heuristic, then CP-SAT with its hint: the best assignment found and a proven bound."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ortools.sat.python import cp_model
+
+from solver.schedule.evaluate import Evaluator
+from solver.schedule.model import ScheduleModel
+from solver.schedule.problem import Assignment, Evaluation, Problem
+
+Progress = Callable[[int | None, int], None]
+"""Called with (best makespan or None, lower bound)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Deterministic limits of one CP-SAT run; the wall clock is only a safety net."""
+
+    deterministic_time: float = 10.0
+    relative_gap: float = 0.0
+    wall_clock_s: float = 600.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run found.
+
+    `lower_bound` holds for every assignment within the budget; with a cutoff, for those below it: when
+    nothing beats the cutoff, `assignment` is None and `lower_bound` is the cutoff.
+    """
+
+    status: Literal["optimal", "bounded", "infeasible", "unknown"]
+    assignment: Assignment | None
+    evaluation: Evaluation | None
+    lower_bound: int
+    deterministic_time: float
+    wall_clock_struck: bool = False
+
+
+def prove(
+    problem: Problem,
+    hint: Assignment,
+    limits: Limits,
+    *,
+    cutoff: int | None = None,
+    on_progress: Progress | None = None,
+) -> Result:
+    """Improve on `hint` and prove a bound on the makespan (at most `cutoff` when given)."""
+    built = ScheduleModel(problem, hint)
+    built.minimize_makespan(cutoff)
+    solver = _solver(limits)
+    status = solver.solve(built.model, _Watcher(on_progress) if on_progress else None)
+    struck = solver.wall_time >= limits.wall_clock_s
+    spent = solver.deterministic_time if hasattr(solver, "deterministic_time") else 0.0
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        assignment = read_assignment(built, solver)
+        return Result(
+            status="optimal" if status == cp_model.OPTIMAL and limits.relative_gap == 0 else "bounded",
+            assignment=assignment,
+            evaluation=Evaluator(problem).evaluate(assignment),
+            lower_bound=round(solver.best_objective_bound),
+            deterministic_time=spent,
+            wall_clock_struck=struck,
+        )
+    infeasible = status == cp_model.INFEASIBLE
+    bound = cutoff or 0 if infeasible else max(0, round(solver.best_objective_bound))
+    return Result(
+        status="infeasible" if infeasible else "unknown",
+        assignment=None,
+        evaluation=None,
+        lower_bound=bound,
+        deterministic_time=spent,
+        wall_clock_struck=struck,
+    )
+
+
+def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
+    """Assignment with the least sum of pool peaks, whatever its makespan; the bound is on that sum."""
+    built = ScheduleModel(problem, hint, with_times=False)
+    built.minimize_memory()
+    solver = _solver(limits)
+    status = solver.solve(built.model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Result(
+            status="infeasible" if status == cp_model.INFEASIBLE else "unknown",
+            assignment=None,
+            evaluation=None,
+            lower_bound=0,
+            deterministic_time=0.0,
+        )
+    assignment = read_assignment(built, solver)
+    return Result(
+        status="optimal" if status == cp_model.OPTIMAL else "bounded",
+        assignment=assignment,
+        evaluation=Evaluator(problem).evaluate(assignment),
+        lower_bound=round(solver.best_objective_bound),
+        deterministic_time=0.0,
+    )
+
+
+def read_assignment(built: ScheduleModel, solver: cp_model.CpSolver) -> Assignment:
+    """Values of all decisions in the solver's solution."""
+    return tuple(
+        next(v for v in range(size) if solver.boolean_value(built.literal(decision, v)))
+        for decision, size in enumerate(built.problem.num_values)
+    )
+
+
+def _solver(limits: Limits) -> cp_model.CpSolver:
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = limits.seed
+    solver.parameters.max_deterministic_time = limits.deterministic_time
+    solver.parameters.max_time_in_seconds = limits.wall_clock_s
+    solver.parameters.relative_gap_limit = limits.relative_gap
+    solver.parameters.linearization_level = 2
+    return solver
+
+
+class _Watcher(cp_model.CpSolverSolutionCallback):
+    def __init__(self, on_progress: Progress) -> None:
+        super().__init__()
+        self._on_progress = on_progress
+
+    def on_solution_callback(self) -> None:
+        self._on_progress(round(self.objective_value), round(self.best_objective_bound))
+
+
+__all__: Sequence[str] = ("Limits", "Progress", "Result", "least_memory", "prove", "read_assignment")

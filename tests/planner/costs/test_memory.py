@@ -1,0 +1,91 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.costs import CostModel
+from planner.costs.memory import communicator_bytes, communicator_sizes
+from planner.schema import ClusterDescription, Limits, MeshPlan, NodeGroup, NumberSource, Profile, Reserve
+from tests.planner.factories import tiny_request
+
+
+def request(num_nodes=8, reserve=Reserve(), profile=None, limit=None):
+    group = NodeGroup(num_nodes=num_nodes, devices_per_node=8, device="H100-80G", intra_node="nvlink4")
+    cluster = ClusterDescription(name="c", node_groups=(group,), inter_node="ib-ndr-400", reserve=reserve)
+    base = tiny_request(cluster=cluster, profile=profile or Profile())
+    return base.model_copy(update={"limits": Limits(memory_bytes=limit)})
+
+
+def budget(mesh, **fields):
+    return CostModel.of(request(**fields), mesh).budget
+
+
+@pytest.mark.parametrize(
+    ("replicate", "shard", "sizes"),
+    [(1, 64, (64,)), (8, 8, (64, 8, 8)), (64, 1, (64, 64)), (32, 2, (64, 2, 32)), (1, 1, (1,))],
+)
+def test_communicators_of_a_mesh(replicate, shard, sizes):
+    assert communicator_sizes(MeshPlan(replicate=replicate, shard=shard)) == sizes
+
+
+def test_a_one_dimensional_mesh_by_hand():
+    result = budget(MeshPlan(shard=64))
+    assert result.device_bytes == 80_000_000_000
+    assert result.context_bytes == 558_345_748
+    assert (result.num_communicators, result.communicators_bytes) == (1, 690_000_000)
+    assert result.fragmentation_bytes == 3_200_000_000
+    assert result.budget_bytes == 80_000_000_000 - 558_345_748 - 690_000_000 - 3_200_000_000
+
+
+def test_a_hybrid_mesh_pays_for_its_groups():
+    assert budget(MeshPlan(replicate=8, shard=8)).communicators_bytes == 3 * 690_000_000
+    pairs = budget(MeshPlan(replicate=32, shard=2))
+    assert (pairs.num_communicators, pairs.communicators_bytes) == (3, 2 * 690_000_000 + 550_000_000)
+
+
+def test_one_rank_needs_no_communicator():
+    assert budget(MeshPlan(shard=1)).communicators_bytes == 0
+
+
+def test_an_integer_reshard_would_add_one_group():
+    assert communicator_bytes(request(), 4) == 690_000_000
+    assert communicator_bytes(request(), 2) == 550_000_000
+
+
+def test_the_clusters_reserve_overrides_the_data_sheet():
+    reserve = Reserve(
+        context_bytes=1, communicator_bytes=2, pair_communicator_bytes=3, fragmentation=0.5, other_bytes=4
+    )
+    result = budget(MeshPlan(shard=64), reserve=reserve)
+    assert result.budget_bytes == 80_000_000_000 - 1 - 2 - 40_000_000_000 - 4
+
+
+def test_measured_reserves_override_both():
+    profile = Profile(context_bytes=10, communicator_bytes=20)
+    cost = CostModel.of(request(reserve=Reserve(context_bytes=1), profile=profile), MeshPlan(replicate=32, shard=2))
+    assert (cost.budget.context_bytes, cost.budget.communicators_bytes) == (10, 60)
+    sources = {number.name: number.source for number in cost.sources()}
+    assert sources["context"] is sources["communicators"] is NumberSource.MEASURED
+    assert sources["fragmentation"] is NumberSource.ASSUMED
+
+
+def test_a_limit_replaces_the_result_only():
+    result = budget(MeshPlan(shard=64), limit=123)
+    assert result.budget_bytes == 123
+    assert result.communicators_bytes == 690_000_000
+
+
+def test_reserves_larger_than_the_device_leave_nothing():
+    assert budget(MeshPlan(shard=64), reserve=Reserve(other_bytes=10**12)).budget_bytes == 0
+
+
+@given(
+    fractions=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    other=st.integers(0, 10**11),
+    shard=st.sampled_from([8, 64]),
+)
+def test_more_reserve_never_leaves_more(fractions, other, shard):
+    small, large = sorted(fractions)
+    mesh = MeshPlan(shard=shard)
+    lean = budget(mesh, reserve=Reserve(fragmentation=small))
+    heavy = budget(mesh, reserve=Reserve(fragmentation=large, other_bytes=other))
+    assert 0 <= heavy.budget_bytes <= lean.budget_bytes <= lean.device_bytes

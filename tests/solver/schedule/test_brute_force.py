@@ -1,0 +1,65 @@
+"""The solver against brute force on random small problems."""
+
+import pytest
+
+from solver.schedule.bounds import StaticBounds
+from solver.schedule.evaluate import Evaluator
+from solver.schedule.heuristic import Heuristic
+from solver.schedule.search import Limits, least_memory, prove
+from tests.solver.schedule.random_problems import assignments, random_problem, reference
+
+NUM_PROBLEMS = 320
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_optimum_equals_brute_force(block: int) -> None:
+    for seed in range(block * NUM_PROBLEMS // 8, (block + 1) * NUM_PROBLEMS // 8):
+        problem = random_problem(seed)
+        evaluator = Evaluator(problem)
+        feasible = []
+        for assignment in assignments(problem):
+            evaluation = evaluator.evaluate(assignment)
+            assert evaluation == reference(problem, assignment), (seed, assignment)
+            if problem.budget is None or evaluation.peak <= problem.budget:
+                feasible.append(evaluation.makespan)
+        result = prove(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
+        if not feasible:
+            assert result.status == "infeasible", seed
+            continue
+        assert result.status == "optimal", seed
+        assert result.evaluation is not None
+        assert result.evaluation.makespan == min(feasible) == result.lower_bound, seed
+        assert problem.budget is None or result.evaluation.peak <= problem.budget, seed
+        assert StaticBounds(problem).makespan <= min(feasible), seed
+
+
+@pytest.mark.parametrize("seed", range(0, 60))
+def test_least_memory_equals_brute_force(seed: int) -> None:
+    problem = random_problem(1000 + 4 * seed)
+    result = least_memory(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
+    least = min(Evaluator(problem).evaluate(assignment).peak for assignment in assignments(problem))
+    assert result.evaluation is not None
+    assert result.evaluation.peak == least == result.lower_bound
+
+
+@pytest.mark.parametrize("seed", range(0, 40))
+def test_cutoff_below_the_optimum_is_infeasible_and_at_it_is_found(seed: int) -> None:
+    problem = random_problem(2000 + 4 * seed)
+    best = min(Evaluator(problem).evaluate(assignment).makespan for assignment in assignments(problem))
+    hint = (0,) * problem.num_decisions
+    found = prove(problem, hint, Limits(deterministic_time=20), cutoff=best)
+    assert found.evaluation is not None
+    assert found.evaluation.makespan == best
+    if best:
+        below = prove(problem, hint, Limits(deterministic_time=20), cutoff=best - 1)
+        assert below.status == "infeasible"
+
+
+@pytest.mark.parametrize("seed", range(0, 40))
+def test_heuristic_keeps_the_budget_when_it_says_so(seed: int) -> None:
+    problem = random_problem(3000 + seed)
+    heuristic = Heuristic(problem, seed=seed)
+    heuristic.run(max_evaluations=200)
+    assert heuristic.evaluation == reference(problem, heuristic.best)
+    if heuristic.feasible and problem.budget is not None:
+        assert heuristic.evaluation.peak <= problem.budget
