@@ -1,6 +1,7 @@
 """`python -m planner`: one request on standard input, JSON lines on standard output, the last one the plan.
 
-Events: `progress` (elapsed_s, incumbent_ns, bound_ns, message), then `plan` (exit 0) or `error` (code, message, path; exit 2).
+Events: `progress` (elapsed_s, incumbent_ns, bound_ns, message), then `plan` (exit 0) or `error` (code, message,
+path; exit 2).
 """
 
 import json

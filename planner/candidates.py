@@ -50,9 +50,7 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
     for mesh in meshes:
         for option in options:
             name = f"{mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else f"{mesh.shard}"
-            yield Candidate(
-                mesh=mesh, partition=parts[option.label], label=f"mesh {name}, {option.label}"
-            )
+            yield Candidate(mesh=mesh, partition=parts[option.label], label=f"mesh {name}, {option.label}")
 
 
 def allowed_meshes(request: PlanRequest) -> Iterator[MeshPlan]:
@@ -165,9 +163,7 @@ def _norm_and_head(model: ModelDescription) -> tuple[str, ...] | None:
     head = _single(model, CallRole.HEAD)
     if head is None:
         return None
-    norms = [
-        call.path for call in model.calls if model.kinds[call.kind].role is CallRole.NORM
-    ]
+    norms = [call.path for call in model.calls if model.kinds[call.kind].role is CallRole.NORM]
     position = [call.path for call in model.calls].index(head)
     before = [call.path for call in model.calls[:position]]
     last_block = max(

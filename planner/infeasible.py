@@ -19,9 +19,11 @@ MAX_FACTOR = 64
 """How many times the nodes the search for a fitting number of ranks tries."""
 
 _ADVICE = {
-    MemoryCategory.ACTIVATIONS: "shorten the sequence, lower the micro-batch, or split the context (more ranks do not help)",
+    MemoryCategory.ACTIVATIONS: (
+        "shorten the sequence, lower the micro-batch, or split the context (more ranks do not help)"
+    ),
     MemoryCategory.TRANSIENTS: "shorten the sequence, lower the micro-batch, or chunk the loss",
-    MemoryCategory.PARAMETERS: "use more ranks: every rank holds its share of parameters, gradients and optimizer state",
+    MemoryCategory.PARAMETERS: "use more ranks: each holds its share of parameters, gradients and optimizer state",
     MemoryCategory.OPTIMIZER: "use more ranks, or an optimizer with smaller state",
     MemoryCategory.GRADIENTS: "use more ranks: gradients are sharded",
     MemoryCategory.UNSHARDED_PARAMETERS: "use smaller units: one gathered unit alone is too large",
@@ -42,8 +44,8 @@ def explain_infeasible(request: PlanRequest, found: Found) -> Infeasibility:
     ranks = _fewest_ranks(request)
     return Infeasibility(
         reason=(
-            f"every plan needs at least {_gib(needed)} of device memory for tensors, and {_gib(budget.budget_bytes)} "
-            f"are left of {_gib(budget.device_bytes)}; the peak is at {peak.moment}"
+            f"every plan needs at least {_gib(needed)} of device memory for tensors, and "
+            f"{_gib(budget.budget_bytes)} are left of {_gib(budget.device_bytes)}; the peak is at {peak.moment}"
         ),
         binding=binding,
         needed_bytes=needed,

@@ -1,9 +1,8 @@
 """A request becomes a plan: refuse, search, predict, check, explain."""
 
 from datetime import UTC, datetime
+from importlib.metadata import version
 from time import monotonic
-
-import ortools
 
 from planner import __version__
 from planner.check import check
@@ -91,7 +90,7 @@ def _certificate(step_ns: int, found: Found) -> Certificate:
         num_pruned=found.num_pruned,
         deterministic_time=found.deterministic_time,
         wall_clock_struck=found.wall_clock_struck,
-        solver=f"or-tools {ortools.__version__} CP-SAT",
+        solver=f"or-tools {version('ortools')} CP-SAT",
     )
 
 

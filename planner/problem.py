@@ -49,18 +49,14 @@ def problem_of(program: Program, decisions: Sequence[Decision], *, budget_bytes:
                 steps.extend(part.change() for part in parts)
             case Touch():
                 steps.append(
-                    SolverTouch(
-                        pool=_POOLS[Stream.COMPUTE], amount=event.size_bytes, when=_condition(event.when)
-                    )
+                    SolverTouch(pool=_POOLS[Stream.COMPUTE], amount=event.size_bytes, when=_condition(event.when))
                 )
     families: dict[str, list[int]] = {}
     for number, decision in enumerate(decisions):
         families.setdefault(decision.family, []).append(number)
     return Problem(
         num_values=tuple(len(decision.labels) for decision in decisions),
-        families=tuple(
-            Family(name=name, decisions=tuple(members)) for name, members in families.items()
-        ),
+        families=tuple(Family(name=name, decisions=tuple(members)) for name, members in families.items()),
         steps=tuple(steps),
         num_chains=len(_CHAINS),
         num_pools=len(_POOLS),

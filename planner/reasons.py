@@ -7,9 +7,7 @@ MAX_ALTERNATIVES = 6
 _NEARLY_FULL = 0.97
 
 
-def reasons_of(
-    request: PlanRequest, found: Found, decisions: Decisions, predictions: Predictions
-) -> Reasons:
+def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predictions: Predictions) -> Reasons:
     """Reasons for people; everything in them follows from the search and the predictions."""
     return Reasons(
         binds=_binds(predictions),
@@ -46,7 +44,8 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
         )
     if decisions.mesh.replicate > 1:
         notes.append(
-            f"parameters are sharded over {decisions.mesh.shard} ranks and replicated {decisions.mesh.replicate} times"
+            f"parameters are sharded over {decisions.mesh.shard} ranks and replicated "
+            f"{decisions.mesh.replicate} times"
         )
     return notes
 

@@ -1,12 +1,12 @@
 """What the contract declares and this planner does not honour is refused with its path, never ignored."""
 
 from planner.schema import (
+    ElementAtom,
     InconsistentRequest,
     Objective,
     PlanRequest,
     UnsupportedField,
 )
-from planner.schema.model import ElementAtom
 
 
 def refuse_unsupported(request: PlanRequest) -> None:
@@ -30,18 +30,21 @@ def _model(request: PlanRequest) -> None:
             raise UnsupportedField(f"model.kinds.{key}.branches", "describe the model with every branch taken")
         if any(region.host_sync for region in kind.regions):
             raise UnsupportedField(
-                f"model.kinds.{key}.regions", "host synchronisation (.item(), .tolist()) ends the CPU's run-ahead; remove it"
+                f"model.kinds.{key}.regions",
+                "host synchronisation (.item(), .tolist()) ends the CPU's run-ahead; remove it",
             )
     for name, parameter in request.model.iter_parameters():
         if parameter.atom != ElementAtom():
             raise UnsupportedField(f"model parameter {name}.atom", "leave atoms out; layouts are even for now")
         if not parameter.shape:
             raise InconsistentRequest(
-                f"model parameter {name} has no dimension; fully_shard refuses scalars: make it a vector of one element"
+                f"model parameter {name} has no dimension, and fully_shard refuses scalars; "
+                "make it a vector of one element"
             )
         if not parameter.contiguous:
             raise InconsistentRequest(
-                f"model parameter {name} is not contiguous; fully_shard refuses it: call .contiguous() when building"
+                f"model parameter {name} is not contiguous, and fully_shard refuses that; "
+                "call .contiguous() when building"
             )
 
 
@@ -60,4 +63,3 @@ def _workload(request: PlanRequest) -> None:
 def _cluster(request: PlanRequest) -> None:
     if request.cluster.tenancy.bandwidth_share <= 0:
         raise InconsistentRequest("cluster.tenancy.bandwidth_share must be above 0")
-

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import TypeVar
 
 from planner.candidates import Candidate, allowed_values, allows, candidates, refuse_unknown_knobs
 from planner.costs import CostModel
@@ -24,8 +25,10 @@ from solver.schedule.bounds import StaticBounds
 from solver.schedule.heuristic import Heuristic
 from solver.schedule.problem import Assignment, Problem
 from solver.schedule.search import Limits, Result, least_memory, prove
+from solver.schedule.tidy import tidy
 
 MAX_DEPTH = 2
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,7 @@ class _Search:
             self._solve(item)
             if self.struck or self.spent >= self.request.search.deterministic_time:
                 break
+        self._tidy()
         return Found(
             best=self.best,
             assignment=self.assignment,
@@ -115,6 +119,14 @@ class _Search:
             deterministic_time=round(self.spent, 6),
             wall_clock_struck=self.struck,
         )
+
+    def _tidy(self) -> None:
+        """Spend half of the accepted gap on a plan that a person can read."""
+        if self.best is None or self.assignment is None or self.micro_batch_ns is None:
+            return
+        slack = int(self.micro_batch_ns * self.request.search.gap / 2)
+        self.assignment = tidy(self.best.problem, self.assignment, slack=slack)
+        self.micro_batch_ns = self.best.heuristic.evaluate(self.assignment).makespan
 
     def _open_all(self) -> None:
         knobs: set[str] = set()
@@ -148,7 +160,7 @@ class _Search:
         incumbent = self._incumbent()
         if incumbent is None:
             return None
-        wanted = int(incumbent * (1 - self.request.search.gap))
+        wanted = int(incumbent * (1 - self.request.search.gap / 2))
         return (wanted - item.optimizer_ns) // self.num_micro_batches
 
     def _worth_solving(self, item: OpenCandidate) -> bool:
@@ -160,7 +172,7 @@ class _Search:
         search = self.request.search
         limits = Limits(
             deterministic_time=max(0.01, search.deterministic_time - self.spent),
-            relative_gap=search.gap,
+            relative_gap=search.gap / 2,
             wall_clock_s=max(0.1, search.wall_clock_s - (monotonic() - self.started)),
             seed=search.seed,
         )
@@ -185,9 +197,7 @@ class _Search:
 
     def _bound(self) -> int:
         incumbent = self._incumbent()
-        bound = min(
-            self.num_micro_batches * item.lower_bound + item.optimizer_ns for item in self.open
-        )
+        bound = min(self.num_micro_batches * item.lower_bound + item.optimizer_ns for item in self.open)
         return bound if incumbent is None else min(bound, incumbent)
 
     def _report(self, message: str) -> None:
@@ -247,10 +257,10 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
 
     parts = candidate.partition
     reshard: list[Choice[bool]] = [Choice.fixed(False)]
-    for unit in parts.units[1:]:
-        reshard.append(
-            decide(f"{unit.modules[0]}.reshard_after_forward", "reshard", (True, False))  # type: ignore[arg-type]
-        )
+    reshard.extend(
+        decide(f"{unit.modules[0]}.reshard_after_forward", "reshard", (True, False))  # type: ignore[misc]
+        for unit in parts.units[1:]
+    )
     activation: dict[int, Choice[ActivationPolicy]] = {}
     if allows(request, ClientFeature.CHECKPOINT_FULL):
         for call, entry in enumerate(parts.model.calls):
@@ -285,9 +295,7 @@ def _prefetches(request: PlanRequest, candidate: Candidate) -> bool:
 
 
 def _targets(parts: Partition, depth: Choice[object], *, ahead: bool) -> Choice[PrefetchTargets]:
-    return Choice(
-        tuple((prefetch_targets(parts, int(str(value)), ahead=ahead), when) for value, when in depth)
-    )
+    return Choice(tuple((prefetch_targets(parts, int(str(value)), ahead=ahead), when) for value, when in depth))
 
 
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:
@@ -311,21 +319,19 @@ def decisions_of(
     knobs, _ = open_knobs(request, candidate)
     chosen = dict(enumerate(assignment))
 
-    def value(choice: Choice[object]) -> object:
-        return next(
-            option for option, when in choice if all(chosen[part.decision] == part.value for part in when)
-        )
+    def value(choice: Choice[Value]) -> Value:
+        return next(option for option, when in choice if all(chosen[part.decision] == part.value for part in when))
 
     parts = candidate.partition
-    forward = value(knobs.forward_prefetch)  # type: ignore[arg-type]
-    backward = value(knobs.backward_prefetch)  # type: ignore[arg-type]
+    forward = value(knobs.forward_prefetch)
+    backward = value(knobs.backward_prefetch)
     units = []
     for number in [*range(1, len(parts.units)), ROOT]:
         unit = parts.units[number]
         units.append(
             UnitPlan(
                 modules=unit.modules,
-                reshard_after_forward=None if number == ROOT else bool(value(knobs.reshard[number])),  # type: ignore[arg-type]
+                reshard_after_forward=None if number == ROOT else value(knobs.reshard[number]),
                 forward_prefetch=_names(parts, forward, number),
                 backward_prefetch=_names(parts, backward, number),
                 num_parameters=sum(p.num_elements for _, p in unit.parameters),
@@ -338,7 +344,7 @@ def decisions_of(
         activations=tuple(
             ActivationPlan(module=parts.model.calls[call].path, policy=ActivationPolicy.FULL)
             for call, choice in knobs.activation.items()
-            if value(choice) is ActivationPolicy.FULL  # type: ignore[arg-type]
+            if value(choice) is ActivationPolicy.FULL
         ),
         param_dtype=precision.param_dtype,
         reduce_dtype=precision.reduce_dtype,
@@ -349,8 +355,7 @@ def decisions_of(
     )
 
 
-def _names(parts: Partition, targets: object, unit: int) -> tuple[str, ...]:
-    assert isinstance(targets, tuple)
+def _names(parts: Partition, targets: PrefetchTargets, unit: int) -> tuple[str, ...]:
     return tuple(parts.units[target].modules[0] for target in targets[unit]) if targets else ()
 
 

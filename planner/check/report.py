@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.check.recompute import Recomputed, StepCosts, recompute
+from planner.check.step import Recomputed, Replay, StepCosts
 from planner.check.structure import structural_problems
+from planner.costs.model import CostModel
 from planner.schema.errors import ShardwrightError
-from planner.schema.plan import Certificate, Decisions, PlanBody, Predictions
-from planner.schema.request import Objective, PlanRequest
+from planner.schema.plan import ActivationPolicy, Certificate, Decisions, PlanBody, Predictions
+from planner.schema.request import ClientFeature, Objective, PlanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,12 @@ def check(request: PlanRequest, body: PlanBody, costs: StepCosts | None = None) 
     problems = [*_inputs(request, body), *_outcome(body)]
     if body.outcome == "infeasible" or body.decisions is None:
         return CheckReport(passed=not problems, problems=tuple(problems))
-    problems += structural_problems(request, body.decisions)
+    unsound = structural_problems(request, body.decisions)
+    problems += [*unsound, *_features(request, body.decisions)]
     ranks = body.decisions.mesh.num_ranks
     if body.world_size != ranks:
         problems.append(f"world size {body.world_size} differs from the mesh's {ranks} ranks")
-    found = _recomputed(request, body.decisions, costs, problems)
+    found = None if unsound else _recomputed(request, body.decisions, costs, problems)
     if body.predictions is not None:
         problems += _breakdown(body.predictions)
         problems += _compared(body.predictions, found) if found else ()
@@ -79,14 +81,29 @@ def _require(document: Any, kind: type) -> None:  # noqa: ANN401
 def _recomputed(
     request: PlanRequest, decisions: Decisions, costs: StepCosts | None, problems: list[str]
 ) -> Recomputed | None:
-    """The numbers, or None with the reason among the problems."""
-    if structural_problems(request, decisions):
-        return None
+    """The numbers of sound decisions, or None with the reason added to the problems."""
     try:
-        return recompute(request, decisions, costs)
+        return Replay(request, decisions, costs or CostModel.of(request, decisions.mesh)).run()
     except ShardwrightError as error:
         problems.append(f"costs cannot be worked out: {error}")
         return None
+
+
+def _features(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
+    """Knobs that the caller's client cannot apply."""
+    units = decisions.units
+    used = {
+        ClientFeature.HYBRID_MESH: decisions.mesh.replicate > 1,
+        ClientFeature.PREFETCH: any(unit.forward_prefetch or unit.backward_prefetch for unit in units),
+        ClientFeature.CHECKPOINT_FULL: any(a.policy is ActivationPolicy.FULL for a in decisions.activations),
+        ClientFeature.GROUPED_UNITS: any(len(unit.modules) > 1 for unit in units),
+        ClientFeature.REDUCE_SCATTER_BUFFERS: decisions.runtime.reduce_scatter_max_input_buffers > 1,
+    }
+    if request.client_features is None:
+        return
+    for feature, is_used in used.items():
+        if is_used and feature not in request.client_features:
+            yield f"the plan uses {feature}, which the request's client_features do not allow"
 
 
 def _inputs(request: PlanRequest, body: PlanBody) -> Iterator[str]:

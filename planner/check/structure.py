@@ -4,7 +4,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from planner.check.calls import gradient_names
-from planner.check.units import Unit, build_units, enter_order, is_at_or_below, leave_order, owner
+from planner.check.units import (
+    Unit,
+    build_units,
+    enter_order,
+    is_at_or_below,
+    leave_order,
+    module_owners,
+    owner,
+)
 from planner.schema.base import DType
 from planner.schema.model import LOSS_PATH, CallRole, ModelDescription, StateTier
 from planner.schema.plan import ActivationPolicy, Decisions
@@ -113,12 +121,13 @@ def _repeated(model: ModelDescription, module: str) -> Iterator[str]:
 
 def _parameters(model: ModelDescription, decisions: Decisions) -> Iterator[str]:
     parameters = model.iter_parameters()
+    owners = module_owners(decisions.units)
     storage: dict[int, set[DType]] = {}
     for name, parameter in parameters:
-        unit = owner(name, decisions.units)
+        unit = owner(name, owners)
         if unit is None:
             yield f"parameter {name!r} belongs to no unit"
-        if parameter.tied_to is not None and owner(parameter.tied_to, decisions.units) != unit:
+        if parameter.tied_to is not None and owner(parameter.tied_to, owners) != unit:
             yield f"parameter {name!r} and {parameter.tied_to!r} are tied but lie in different units"
         if not parameter.shape:
             yield f"parameter {name!r} has no dimension; FSDP2 cannot shard it, give it the shape (1,)"

@@ -1,6 +1,6 @@
 """Which parameters and calls each unit owns, and the bytes that follow from them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -118,37 +118,57 @@ def module_depth(module: str) -> int:
     return len(module.split(".")) if module else 0
 
 
-def owner(path: str, units: Iterable[UnitPlan]) -> int | None:
-    """Index of the unit with the longest module that is a prefix of the path; the first one on a tie."""
-    best: tuple[int, int] | None = None
+def module_owners(units: Iterable[UnitPlan]) -> dict[str, int]:
+    """Index of the first unit that lists each module."""
+    owners: dict[str, int] = {}
     for index, unit in enumerate(units):
         for module in unit.modules:
-            depth = module_depth(module)
-            if is_at_or_below(path, module) and (best is None or depth > best[0]):
-                best = (depth, index)
-    return None if best is None else best[1]
+            owners.setdefault(module, index)
+    return owners
+
+
+def owner(path: str, owners: Mapping[str, int]) -> int | None:
+    """Index of the unit with the longest module that is a prefix of the path."""
+    module = path
+    while module and module not in owners:
+        module = module.rpartition(".")[0]
+    return owners.get(module)
 
 
 def build_units(model: ModelDescription, decisions: Decisions) -> tuple[Unit, ...]:
     """The units in the order of the plan."""
+    owners = module_owners(decisions.units)
     owned: dict[int, list[ShardedParameter]] = {}
-    for name, parameter in model.iter_parameters():
-        index = owner(name, decisions.units)
+    places: dict[str, int] = {}
+    for place, (name, parameter) in enumerate(model.iter_parameters()):
+        places |= {module: places.get(module, place) for module in _modules_above(name)}
+        index = owner(name, owners)
         if parameter.tied_to is None and index is not None:
             owned.setdefault(index, []).append(ShardedParameter.of(name, parameter, decisions))
+    calls: dict[str, list[int]] = {}
+    for index, call in enumerate(model.calls):
+        if call.path != LOSS_PATH:
+            for module in (call.path, *_modules_above(call.path)):
+                calls.setdefault(module, []).append(index)
     units = []
     for index, plan in enumerate(decisions.units):
-        calls = _calls_inside(model, plan)
+        inside = [call for module in plan.modules for call in calls.get(module, ())]
         units.append(
             Unit(
                 plan=plan,
                 parameters=tuple(owned.get(index, ())),
-                first_call=min(calls, default=None),
-                last_call=max(calls, default=None),
-                registration=_registration(model, plan),
+                first_call=min(inside, default=None),
+                last_call=max(inside, default=None),
+                registration=min((places.get(m, len(places)), module_depth(m)) for m in plan.modules),
             )
         )
     return tuple(units)
+
+
+def _modules_above(path: str) -> list[str]:
+    """Every proper prefix of a dotted path, the root among them."""
+    names = path.split(".")
+    return [".".join(names[:length]) for length in range(len(names))] if path else []
 
 
 def enter_order(units: Iterable[Unit]) -> list[Unit]:
@@ -161,20 +181,3 @@ def leave_order(units: Iterable[Unit]) -> list[Unit]:
     """Non-root units that run, as their post-forward hooks fire: by last call, inner before outer."""
     running = [unit for unit in units if not unit.is_root and unit.last_call is not None]
     return sorted(running, key=lambda unit: (unit.last_call, -(unit.first_call or 0), -unit.depth))
-
-
-def _calls_inside(model: ModelDescription, plan: UnitPlan) -> list[int]:
-    return [
-        index
-        for index, call in enumerate(model.calls)
-        if call.path != LOSS_PATH and any(is_at_or_below(call.path, module) for module in plan.modules)
-    ]
-
-
-def _registration(model: ModelDescription, plan: UnitPlan) -> tuple[int, int]:
-    places = [
-        index
-        for index, (name, _) in enumerate(model.iter_parameters())
-        if any(is_at_or_below(name, module) for module in plan.modules)
-    ]
-    return min(places, default=len(model.modules)), min(module_depth(module) for module in plan.modules)

@@ -1,7 +1,7 @@
 """Build the program of one micro-batch by walking through FSDP2's hooks (docs/model.md, "One micro-batch").
 
-Knobs may be fixed (the program of a plan) or open (one program for a whole search: events carry the condition under which
-they happen). The methods are named after FSDP2's own.
+Knobs may be fixed (the program of a plan) or open (one program for a whole search: events carry the condition under
+which they happen). The methods are named after FSDP2's own.
 """
 
 from collections.abc import Mapping
@@ -29,19 +29,42 @@ class Durations(Protocol):
     """Durations of operations; `planner.costs.CostModel` is one."""
 
     @property
-    def launch_ns(self) -> int: ...
+    def launch_ns(self) -> int:
+        """CPU time to issue one kernel."""
+
     @property
-    def all_reduce_shares_link(self) -> bool: ...
-    def forward_ns(self, kind: str) -> int: ...
-    def backward_ns(self, kind: str) -> int: ...
-    def recompute_ns(self, kind: str) -> int: ...
-    def forward_kernels(self, kind: str) -> int: ...
-    def backward_kernels(self, kind: str) -> int: ...
-    def recompute_kernels(self, kind: str) -> int: ...
-    def all_gather_ns(self, size_bytes: int) -> int: ...
-    def reduce_scatter_ns(self, size_bytes: int) -> int: ...
-    def all_reduce_ns(self, size_bytes: int) -> int: ...
-    def copy_ns(self, read_bytes: int, write_bytes: int) -> int: ...
+    def all_reduce_shares_link(self) -> bool:
+        """All-reduces use the network card of the shard axis."""
+
+    def forward_ns(self, kind: str) -> int:
+        """Forward of a call kind."""
+
+    def backward_ns(self, kind: str) -> int:
+        """Backward of a call kind, without recomputation."""
+
+    def recompute_ns(self, kind: str) -> int:
+        """Recomputation of a call kind."""
+
+    def forward_kernels(self, kind: str) -> int:
+        """Launches of the forward."""
+
+    def backward_kernels(self, kind: str) -> int:
+        """Launches of the backward."""
+
+    def recompute_kernels(self, kind: str) -> int:
+        """Launches of the recomputation."""
+
+    def all_gather_ns(self, size_bytes: int) -> int:
+        """All-gather into a buffer of this size."""
+
+    def reduce_scatter_ns(self, size_bytes: int) -> int:
+        """Reduce-scatter of a buffer of this size."""
+
+    def all_reduce_ns(self, size_bytes: int) -> int:
+        """All-reduce of a buffer of this size."""
+
+    def copy_ns(self, read_bytes: int, write_bytes: int) -> int:
+        """Copy on the device."""
 
 
 PrefetchTargets = tuple[tuple[int, ...], ...]
@@ -118,9 +141,7 @@ class _Builder:
         self._final_callback()
         transient = ((MemoryCategory.OPTIMIZER, self.inputs.optimizer_transient_bytes),)
         self.events.append(Touch(parts=transient, moment="optimizer step"))
-        return Program(
-            events=tuple(self.events), launch_ns=self.durations.launch_ns, num_gathers=self.num_gathers
-        )
+        return Program(events=tuple(self.events), launch_ns=self.durations.launch_ns, num_gathers=self.num_gathers)
 
     # Emission
 
@@ -160,16 +181,12 @@ class _Builder:
         moment = "between steps"
         compute = Stream.COMPUTE
         self._allocate("parameters", compute, MemoryCategory.PARAMETERS, stored, moment)
-        self._allocate(
-            "optimizer", compute, MemoryCategory.OPTIMIZER, self.inputs.optimizer_bytes, moment
-        )
+        self._allocate("optimizer", compute, MemoryCategory.OPTIMIZER, self.inputs.optimizer_bytes, moment)
         self._allocate("buffers", compute, MemoryCategory.BUFFERS, self.model.buffers_bytes, moment)
         if self.knobs.accumulates:
             for unit, size in enumerate(self.inputs.sizes):
                 pool = self._gradient_pool(size)
-                self._allocate(
-                    f"D{unit}", pool, MemoryCategory.GRADIENTS, size.sharded_gradients, moment
-                )
+                self._allocate(f"D{unit}", pool, MemoryCategory.GRADIENTS, size.sharded_gradients, moment)
 
     def _gradient_pool(self, size: UnitBytes) -> Stream:
         return Stream.ALL_REDUCE if self.knobs.replicate > 1 and size.casts else Stream.REDUCE
@@ -202,11 +219,7 @@ class _Builder:
 
     def _unshard(self, unit: int, phase: str, only: tuple[_Scenario, ...] | None = None) -> None:
         """Issue the gather of a unit in every scenario (or in `only`) that has not issued it yet."""
-        asked = [
-            scenario
-            for scenario in (self.scenarios if only is None else only)
-            if unit not in scenario.issued
-        ]
+        asked = [scenario for scenario in (self.scenarios if only is None else only) if unit not in scenario.issued]
         for scenario in asked:
             scenario.issued.add(unit)
         if not asked or not self.inputs.sizes[unit].gathered:
@@ -227,14 +240,10 @@ class _Builder:
         size = self.inputs.sizes[unit].gathered
         shard = size // self.knobs.shard
         owner = self.partition.units[unit].name
-        self._allocate(
-            f"A{unit}",
-            Stream.COPY_IN,
-            MemoryCategory.GATHER_BUFFERS,
-            size,
-            f"gather of {owner} in {phase}",
-            when,
-        )
+        moment = f"gather of {owner} in {phase}"
+        gathers, copy_in_pool = MemoryCategory.GATHER_BUFFERS, Stream.COPY_IN
+        self._allocate(f"C{unit}", copy_in_pool, gathers, self.inputs.sizes[unit].cast, moment, when)
+        self._allocate(f"A{unit}", copy_in_pool, gathers, size, moment, when)
         copy_in = self._operation(
             Operation(
                 kind=OperationKind.COPY_IN,
@@ -244,6 +253,7 @@ class _Builder:
                 when=when,
             )
         )
+        self._free(f"C{unit}", when)
         gather = self._operation(
             Operation(
                 kind=OperationKind.ALL_GATHER,
@@ -283,14 +293,13 @@ class _Builder:
     def _copy_out(self, unit: int, phase: str, when: Condition) -> None:
         size = self.inputs.sizes[unit].gathered
         owner = self.partition.units[unit].name
-        self._allocate(
-            f"U{unit}",
-            Stream.COMPUTE,
-            MemoryCategory.UNSHARDED_PARAMETERS,
-            size,
-            f"copy-out of {owner} in {phase}",
-            when,
-        )
+        moment = f"copy-out of {owner} in {phase}"
+        unsharded = MemoryCategory.UNSHARDED_PARAMETERS
+        if self.knobs.shard == 1:
+            whole, casts = self.inputs.sizes[unit].largest_casts
+            parts = ((unsharded, whole), (MemoryCategory.TRANSIENTS, casts))
+            self.events.append(Touch(parts=parts, moment=moment, when=when))
+        self._allocate(f"U{unit}", Stream.COMPUTE, unsharded, size, moment, when)
         self.copy_outs[unit] = self._operation(
             Operation(
                 kind=OperationKind.COPY_OUT,
@@ -304,9 +313,7 @@ class _Builder:
 
     def _prefetch(self, unit: int, phase: str) -> None:
         """Issue the gathers of each scenario's targets; what all scenarios issue here is issued once."""
-        ordered = dict.fromkeys(
-            target for s in self.scenarios if s.targets for target in s.targets[unit]
-        )
+        ordered = dict.fromkeys(target for s in self.scenarios if s.targets for target in s.targets[unit])
         for target in ordered:
             asking = tuple(s for s in self.scenarios if s.targets and target in s.targets[unit])
             self._unshard(target, phase, asking)
@@ -367,8 +374,7 @@ class _Builder:
         if choice is None or kind.full is None:
             return [(ActivationPolicy.NONE, kind.none, ALWAYS)]
         return [
-            (policy, kind.full if policy is ActivationPolicy.FULL else kind.none, when)
-            for policy, when in choice
+            (policy, kind.full if policy is ActivationPolicy.FULL else kind.none, when) for policy, when in choice
         ]
 
     def _kept_bytes(self, call: int, liveness: Liveness) -> int:
@@ -475,9 +481,7 @@ class _Builder:
         size = self.inputs.sizes[unit]
         owner = self.partition.units[unit].name
         moment = f"reduce of {owner}"
-        self._allocate(
-            f"R{unit}", Stream.COMPUTE, MemoryCategory.REDUCE_BUFFERS, size.reduce_input, moment
-        )
+        self._allocate(f"R{unit}", Stream.COMPUTE, MemoryCategory.REDUCE_BUFFERS, size.reduce_input, moment)
         chunk_cat = self._operation(
             Operation(
                 kind=OperationKind.CHUNK_CAT,

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, prod
 
 from planner.schema import (
@@ -70,6 +71,10 @@ class UnitBytes:
     """S: shards in the storage dtype."""
     gathered: int
     """P: padded unsharded parameters in the gather dtype."""
+    cast: int
+    """C: shards in the gather dtype where that differs from the storage dtype; alive while the gather is issued."""
+    largest_casts: tuple[int, int]
+    """With one rank: (unsharded bytes, cast bytes) alive at the worst moment of casting parameter by parameter."""
     gradients: int
     """G: full-size gradients."""
     reduce_input: int
@@ -126,13 +131,17 @@ def partition(model: ModelDescription, unit_modules: Sequence[tuple[str, ...]]) 
 
 def unit_bytes(unit: Unit, *, shard: int, precision: Precision, with_gradient: set[str]) -> UnitBytes:
     """Sizes of a unit when sharded over `shard` ranks; `with_gradient` names parameters that get one."""
-    stored = gathered = gradients = reduce_input = sharded_gradients = 0
+    stored = gathered = cast = gradients = reduce_input = sharded_gradients = 0
     casts = False
+    pieces: list[tuple[int, int]] = []
     for name, parameter in unit.parameters:
         local = shard_elements(parameter, shard)
         gather_dtype = _gather_dtype(parameter, precision)
         stored += local * parameter.dtype.itemsize_bytes
-        gathered += shard * local * gather_dtype.itemsize_bytes
+        piece = local * gather_dtype.itemsize_bytes
+        gathered += shard * piece
+        cast += piece if gather_dtype != parameter.dtype else 0
+        pieces.append((piece, piece if gather_dtype != parameter.dtype else 0))
         if name not in with_gradient:
             continue
         reduce_dtype = precision.reduce_dtype or gather_dtype
@@ -143,12 +152,26 @@ def unit_bytes(unit: Unit, *, shard: int, precision: Precision, with_gradient: s
     return UnitBytes(
         stored=stored,
         gathered=gathered,
+        cast=cast,
+        largest_casts=_largest_casts(pieces),
         gradients=gradients,
         reduce_input=reduce_input,
         reduce_output=reduce_input // shard,
         sharded_gradients=sharded_gradients,
         casts=casts,
     )
+
+
+def _largest_casts(pieces: list[tuple[int, int]]) -> tuple[int, int]:
+    """Each parameter is cast, then its unsharded storage allocated; a cast lives until the next one is made."""
+    worst = (0, 0)
+    unsharded = previous = 0
+    for whole, cast in pieces:
+        for moment in ((unsharded, previous + cast), (unsharded + whole, cast)):
+            if sum(moment) > sum(worst):
+                worst = moment
+        unsharded, previous = unsharded + whole, cast
+    return worst
 
 
 def shard_elements(parameter: Parameter, shard: int) -> int:
@@ -229,7 +252,7 @@ def _passes(
             calls_of[unit].append(index)
     passes = [Pass(unit=unit, first=calls[0], last=calls[-1]) for unit, calls in calls_of.items()]
     passes.sort(key=lambda item: item.first)
-    for earlier, later in zip(passes, passes[1:], strict=False):
+    for earlier, later in pairwise(passes):
         if later.first <= earlier.last:
             raise InconsistentRequest(
                 f"units {modules[earlier.unit]} and {modules[later.unit]} run inside each other; "

@@ -315,9 +315,7 @@ class Plan(Document):
         """Wrap a body, computing its identity."""
         return cls(
             body=body,
-            envelope=Envelope(
-                plan_id=body.content_hash(), timings=timings or Timings(), created_at=created_at
-            ),
+            envelope=Envelope(plan_id=body.content_hash(), timings=timings or Timings(), created_at=created_at),
         )
 
     def verify(self) -> bool:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from planner.costs import CostModel
-from planner.program.build import Program, build_program
-from planner.program.events import OperationKind
+from planner.program.build import build_program
+from planner.program.events import OperationKind, Program
 from planner.program.inputs import knobs_of, local_shards, partition_of, precision_of, step_inputs
 from planner.program.units import Partition
 from planner.schema import (
@@ -69,9 +69,7 @@ def predict(request: PlanRequest, decisions: Decisions) -> Predictions:
     return predictions_of(request, decisions, built, run)
 
 
-def predictions_of(
-    request: PlanRequest, decisions: Decisions, built: PlanProgram, run: Replay
-) -> Predictions:
+def predictions_of(request: PlanRequest, decisions: Decisions, built: PlanProgram, run: Replay) -> Predictions:
     """State a replay as predictions of one optimizer step."""
     costs = built.costs
     num = decisions.num_micro_batches
@@ -134,6 +132,6 @@ def _require_matching_batch(request: PlanRequest, decisions: Decisions) -> None:
     covered = decisions.micro_batch * decisions.num_micro_batches * world
     if covered != request.workload.global_batch:
         raise InconsistentRequest(
-            f"micro_batch {decisions.micro_batch} x num_micro_batches {decisions.num_micro_batches} x {world} ranks "
-            f"= {covered} sequences, but workload.global_batch is {request.workload.global_batch}"
+            f"micro_batch {decisions.micro_batch} x num_micro_batches {decisions.num_micro_batches} x "
+            f"{world} ranks = {covered} sequences, but workload.global_batch is {request.workload.global_batch}"
         )

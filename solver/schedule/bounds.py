@@ -13,9 +13,7 @@ class StaticBounds:
         latest_issue = earliest_issue = 0
         for number, step in enumerate(problem.steps):
             if isinstance(step, Activity):
-                start = max(
-                    [clocks[chain] for chain in step.chains] + [ends.get(wait, 0) for wait in step.waits]
-                )
+                start = max([clocks[chain] for chain in step.chains] + [ends.get(wait, 0) for wait in step.waits])
                 if latest_issue + step.lead <= start and latest_issue + step.issue <= start + step.duration:
                     self._ahead.add(number)
                 latest_issue += step.issue

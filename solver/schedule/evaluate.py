@@ -1,6 +1,18 @@
 """Earliest times and pool peaks of one assignment: a single pass over the steps (max-plus on integers)."""
 
-from solver.schedule.problem import Activity, Assignment, Barrier, Change, Evaluation, Problem, Touch
+from typing import Any
+
+from solver.schedule.problem import (
+    Activity,
+    Assignment,
+    Barrier,
+    Change,
+    Condition,
+    Evaluation,
+    Problem,
+    Step,
+    Touch,
+)
 
 
 class Evaluator:
@@ -60,9 +72,11 @@ class Evaluator:
 
 
 _ACTIVITY, _BARRIER, _CHANGE, _TOUCH = range(4)
+_Compiled = tuple[int, Condition | None, Any, int, int, int, tuple[int, ...]]
+"""One flat shape for all kinds: the loop over it is the inner loop of the heuristic."""
 
 
-def _compile(step: object) -> tuple:  # type: ignore[type-arg] - one flat shape per kind of step
+def _compile(step: Step) -> _Compiled:
     match step:
         case Activity():
             return (_ACTIVITY, step.when or None, step.chains, step.duration, step.lead, step.issue, step.waits)
@@ -72,4 +86,3 @@ def _compile(step: object) -> tuple:  # type: ignore[type-arg] - one flat shape 
             return (_CHANGE, step.when or None, step.pool, step.amount, 0, 0, ())
         case Touch():
             return (_TOUCH, step.when or None, step.pool, step.amount, 0, 0, ())
-    raise AssertionError(step)

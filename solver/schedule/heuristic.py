@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from solver.schedule.evaluate import Evaluator
+from solver.schedule.patterns import SPREADS, Spread, with_values
 from solver.schedule.problem import Assignment, Evaluation, Family, Problem
 
 
@@ -76,7 +77,7 @@ class Heuristic:
                 return
             decision = rest[0].decisions[0]
             for value in range(self._problem.num_values[decision]):
-                yield from expand(_set(assignment, {decision: value}), rest[1:])
+                yield from expand(with_values(assignment, {decision: value}), rest[1:])
 
         yield from expand((0,) * self._problem.num_decisions, small)
 
@@ -88,26 +89,26 @@ class Heuristic:
                 continue
             size = self._problem.num_values[other.decisions[0]]
             extremes = [
-                _set(start, dict.fromkeys(other.decisions, value))
+                with_values(start, dict.fromkeys(other.decisions, value))
                 for start in extremes
                 for value in range(size)
             ]
         for start in extremes:
             for value in range(1, self._problem.num_values[family.decisions[0]]):
-                for spread in (_first, _last, _even):
+                for spread in SPREADS:
                     yield from self._bisect(start, family, value, spread)
 
-    def _bisect(self, base: Assignment, family: Family, value: int, spread: "_Spread") -> Iterator[Assignment]:
+    def _bisect(self, base: Assignment, family: Family, value: int, spread: Spread) -> Iterator[Assignment]:
         """Fewest (and most) members at `value` that keep the budget, between 0 and all."""
         low, high = 0, len(family.decisions)
         for count in (low, high):
-            yield _set(base, dict.fromkeys(spread(family.decisions, count), value))
+            yield with_values(base, dict.fromkeys(spread(family.decisions, count), value))
         while high - low > 1:
             middle = (low + high) // 2
-            assignment = _set(base, dict.fromkeys(spread(family.decisions, middle), value))
+            assignment = with_values(base, dict.fromkeys(spread(family.decisions, middle), value))
             yield assignment
             fits = assignment in self._seen and self._excess(self._seen[assignment]) == 0
-            lower_fits = self._excess(self._seen.get(_set(base, {}), self.evaluation)) == 0
+            lower_fits = self._excess(self._seen.get(base, self.evaluation)) == 0
             if fits != lower_fits:
                 high = middle
             else:
@@ -123,7 +124,7 @@ class Heuristic:
             for move in moves:
                 if self.num_evaluations >= limit:
                     return
-                if self._consider(_set(self.best, move)):
+                if self._consider(with_values(self.best, move)):
                     improved = True
 
     def _moves(self, assignment: Assignment) -> Iterator[dict[int, int]]:
@@ -135,35 +136,3 @@ class Heuristic:
             for first, second in zip(family.decisions, family.decisions[1:], strict=False):
                 if assignment[first] != assignment[second]:
                     yield {first: assignment[second], second: assignment[first]}
-
-
-class _Spread:
-    """Which members a pattern picks."""
-
-    def __call__(self, members: tuple[int, ...], count: int) -> list[int]:
-        raise NotImplementedError
-
-
-class _First(_Spread):
-    def __call__(self, members: tuple[int, ...], count: int) -> list[int]:
-        return list(members[:count])
-
-
-class _Last(_Spread):
-    def __call__(self, members: tuple[int, ...], count: int) -> list[int]:
-        return list(members[len(members) - count :])
-
-
-class _Even(_Spread):
-    def __call__(self, members: tuple[int, ...], count: int) -> list[int]:
-        return [members[(2 * i + 1) * len(members) // (2 * count)] for i in range(count)]
-
-
-_first, _last, _even = _First(), _Last(), _Even()
-
-
-def _set(assignment: Assignment, values: dict[int, int]) -> Assignment:
-    changed = list(assignment)
-    for decision, value in values.items():
-        changed[decision] = value
-    return tuple(changed)

@@ -1,23 +1,28 @@
 """CP-SAT model of a scheduling problem; every constraint family is one method with its equation.
 
-Notation: `l` literal of a condition, `d` duration, `e` end of an activity, `T_c` clock of chain `c` before it and `T'_c` after it,
-`I` clock of the issuer, `L_p` level of pool `p`, `K_p` peak of pool `p`. All variables carry the value that the hint gives
-them, so that a complete hint (times and levels included) costs nothing to extend.
+Notation: `l` literal of a condition, `d` duration, `e` end of an activity, `T_c` clock of chain `c` before it and
+`T'_c` after it, `I` clock of the issuer, `L_p` level of pool `p`, `K_p` peak of pool `p`. All variables carry the
+value that the hint gives them, so that a complete hint (times and levels included) costs nothing to extend.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 from ortools.sat.python import cp_model
 
 from solver.schedule.bounds import StaticBounds
 from solver.schedule.problem import Activity, Assignment, Barrier, Change, Condition, Problem, Touch
 
+Expr = cp_model.LinearExpr | int
+Literal = cp_model.IntVar
+"""A Boolean variable or its negation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
     """A linear expression and its value under the hint."""
 
-    expr: cp_model.LinearExprT
+    expr: Expr
     value: int
 
     def plus(self, amount: int) -> "Tracked":
@@ -28,7 +33,7 @@ class Tracked:
 @dataclass(frozen=True, slots=True)
 class _End:
     end: Tracked
-    literal: cp_model.IntVar | None
+    literal: Literal | None
     present: bool
 
 
@@ -46,7 +51,7 @@ class ScheduleModel:
         self._literals = [
             self._one_value_per_decision(decision, size) for decision, size in enumerate(problem.num_values)
         ]
-        self._conjunctions: dict[Condition, cp_model.IntVar] = {}
+        self._conjunctions: dict[Condition, Literal] = {}
         self._clocks = [Tracked(0, 0)] * problem.num_chains
         self._issuer = Tracked(0, 0)
         self._ends: dict[int, _End] = {}
@@ -54,24 +59,24 @@ class ScheduleModel:
         self._bounds = StaticBounds(problem)
         self._build()
 
-    def literal(self, decision: int, value: int) -> cp_model.IntVar:
+    def literal(self, decision: int, value: int) -> Literal:
         """Variable of one decision's value."""
         return self._literals[decision][value]
 
-    def _one_value_per_decision(self, decision: int, size: int) -> list[cp_model.IntVar]:
-        """sum over v of l(decision, v) = 1; two values share one Boolean and its negation."""
+    def _one_value_per_decision(self, decision: int, size: int) -> list[Literal]:
+        """Sum over v of l(decision, v) = 1; two values share one Boolean and its negation."""
         chosen = self.hint[decision]
         if size == 2:
             literal = self.model.new_bool_var(f"d{decision}")
             self.model.add_hint(literal, chosen == 1)
-            return [~literal, literal]
+            return [cast(Literal, literal.negated()), literal]
         literals = [self.model.new_bool_var(f"d{decision}={value}") for value in range(size)]
         for value, literal in enumerate(literals):
             self.model.add_hint(literal, chosen == value)
         self.model.add_exactly_one(literals)
         return literals
 
-    def condition(self, when: Condition) -> tuple[cp_model.IntVar | None, bool]:
+    def condition(self, when: Condition) -> tuple[Literal | None, bool]:
         """Literal of a condition (None: always holds) and whether the hint satisfies it.
 
         l(a and b) <=> l(a) and l(b).
@@ -110,10 +115,10 @@ class ScheduleModel:
     def _activity(self, number: int, step: Activity) -> None:
         """An activity follows its chains, its waits and the issuer.
 
-            e >= T_c + d                     for its chains c
-            e >= e_w + d                     for its waits w, if w is present
-            e >= I + lead + d,   e >= I + issue
-            T'_c >= e  if l,     T'_c >= T_c + d l,     I' = I + issue l
+        e >= T_c + d                     for its chains c
+        e >= e_w + d                     for its waits w, if w is present
+        e >= I + lead + d,   e >= I + issue
+        T'_c >= e  if l,     T'_c >= T_c + d l,     I' = I + issue l
         """
         literal, present = self.condition(step.when)
         waits = [self._ends[wait] for wait in step.waits if wait in self._ends]
@@ -145,7 +150,7 @@ class ScheduleModel:
         self._issue(step.issue, literal, present)
 
     def _advance(
-        self, clock: Tracked, end: Tracked, duration: int, literal: cp_model.IntVar | None, present: bool
+        self, clock: Tracked, end: Tracked, duration: int, literal: Literal | None, present: bool
     ) -> Tracked:
         if literal is None:
             return end
@@ -154,7 +159,7 @@ class ScheduleModel:
         self.model.add(later.expr >= end.expr).only_enforce_if(literal)
         return later
 
-    def _issue(self, issue: int, literal: cp_model.IntVar | None, present: bool) -> None:
+    def _issue(self, issue: int, literal: Literal | None, present: bool) -> None:
         if not issue:
             return
         if literal is None:
@@ -186,12 +191,12 @@ class ScheduleModel:
         return Tracked(variable, value)
 
     def _memory_within_budget(self) -> None:
-        """sum over p of K_p <= budget."""
+        """Sum over p of K_p <= budget."""
         if self.problem.budget is not None:
             self.model.add(sum(pool.peak for pool in self._pools) <= self.problem.budget)
 
     def minimize_makespan(self, cutoff: int | None) -> None:
-        """min M with M >= T_final and M >= I; `cutoff` asks for M <= cutoff."""
+        """Min M with M >= T_final and M >= I; `cutoff` asks for M <= cutoff."""
         final = self._clocks[self.problem.final_chain]
         upper = self._horizon if cutoff is None else min(cutoff, self._horizon)
         makespan = self.model.new_int_var(0, upper, "makespan")
@@ -201,15 +206,15 @@ class ScheduleModel:
         self.model.minimize(makespan)
 
     def minimize_memory(self) -> None:
-        """min over all assignments of the sum of the pool peaks."""
+        """Min over all assignments of the sum of the pool peaks."""
         self.model.minimize(sum(pool.peak for pool in self._pools))
 
 
 class _Pool:
     """Level and peak of one pool.
 
-        L' = L + sum of changes under their literals
-        K >= L + sum over v of touch_v l_v      where the v are the values of one decision (exactly one holds)
+    L' = L + sum of changes under their literals
+    K >= L + sum over v of touch_v l_v      where the v are the values of one decision (exactly one holds)
     """
 
     def __init__(self, owner: ScheduleModel, pool: int) -> None:

@@ -1,9 +1,9 @@
 """The scheduling problem: activities on chains, barriers and memory, under finite decisions.
 
-It knows nothing of training. Steps come in one fixed order (issue order). An activity occupies one or more chains (streams, links), follows
-the activities that it waits for, and may be present only under a condition on decisions. Memory is a sequence of
-changes and touches in pools, conditional likewise. The aim: least makespan of the final chain with the sum of the pools'
-peaks within a budget.
+It knows nothing of training. Steps come in one fixed order (issue order). An activity occupies one or more chains
+(streams, links), follows the activities that it waits for, and may be present only under a condition on decisions.
+Memory is a sequence of changes and touches in pools, conditional likewise. The aim: least makespan of the final
+chain with the sum of the pools' peaks within a budget.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Condition = tuple[tuple[int, int], ...]
 class Activity:
     """Work of `duration` on `chains`, at the earliest `lead` after the issuer reached it.
 
-    The issuer's clock adds `issue` per present activity; the activity cannot end before the issuer is through with it.
+    The issuer's clock adds `issue` per present activity; none can end before the issuer is through with it.
     """
 
     chains: tuple[int, ...]

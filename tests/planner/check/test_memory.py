@@ -4,7 +4,7 @@ import pytest
 
 from planner.check import recompute
 from planner.check.machine import Stream
-from planner.check.recompute import Replay
+from planner.check.step import Replay
 from planner.schema import DType, MemoryCategory, Precision, RuntimeKnobs, UnitPlan
 from planner.schema.model import SharedTensor
 from planner.schema.polynomial import Polynomial
@@ -170,7 +170,7 @@ def test_accumulation_on_a_flat_mesh_frees_the_new_gradient() -> None:
 
 
 def test_activations_and_moments() -> None:
-    # Each block keeps 1,000 and its moments hold 1,500 forward, 1,800 backward with one of two gradients (128 + 64).
+    # Each block keeps 1,000; its moments hold 1,500 in forward, 1,800 in backward with the first of two gradients.
     # forward of L1: 576 persistent + U 192 + kept 1,000 + 1,500; backward of L1: 576 + 192 + 1,000 + 1,800 + 64
     block = CallSpec(shapes=((8, 4), (4, 4)), saved=1_000, forward_live=(1_500,), backward_live=((1_800, 1),))
     request = blocks_only(2, 2, block)

@@ -32,9 +32,7 @@ def random_problem(seed: int, *, num_decisions: int = 4, num_steps: int = 24) ->
             )
             activities.append(len(steps) - 1)
         elif kind < 0.6 and activities:
-            steps.append(
-                Barrier(chain=rng.randrange(num_chains), activity=rng.choice(activities), when=when)
-            )
+            steps.append(Barrier(chain=rng.randrange(num_chains), activity=rng.choice(activities), when=when))
         elif kind < 0.8:
             amount, pool = rng.randint(1, 30), rng.randrange(num_pools)
             steps.append(Change(pool=pool, amount=amount, when=when))

@@ -33,7 +33,7 @@ def test_optimum_equals_brute_force(block: int) -> None:
         assert StaticBounds(problem).makespan <= min(feasible), seed
 
 
-@pytest.mark.parametrize("seed", range(0, 60))
+@pytest.mark.parametrize("seed", range(60))
 def test_least_memory_equals_brute_force(seed: int) -> None:
     problem = random_problem(1000 + 4 * seed)
     result = least_memory(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
@@ -42,7 +42,7 @@ def test_least_memory_equals_brute_force(seed: int) -> None:
     assert result.evaluation.peak == least == result.lower_bound
 
 
-@pytest.mark.parametrize("seed", range(0, 40))
+@pytest.mark.parametrize("seed", range(40))
 def test_cutoff_below_the_optimum_is_infeasible_and_at_it_is_found(seed: int) -> None:
     problem = random_problem(2000 + 4 * seed)
     best = min(Evaluator(problem).evaluate(assignment).makespan for assignment in assignments(problem))
@@ -55,7 +55,7 @@ def test_cutoff_below_the_optimum_is_infeasible_and_at_it_is_found(seed: int) ->
         assert below.status == "infeasible"
 
 
-@pytest.mark.parametrize("seed", range(0, 40))
+@pytest.mark.parametrize("seed", range(40))
 def test_heuristic_keeps_the_budget_when_it_says_so(seed: int) -> None:
     problem = random_problem(3000 + seed)
     heuristic = Heuristic(problem, seed=seed)
