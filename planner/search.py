@@ -10,7 +10,7 @@ from planner.costs import CostModel
 from planner.problem import problem_of
 from planner.program.build import Knobs, PrefetchTargets, build_program
 from planner.program.choices import Choice, Decision
-from planner.program.inputs import local_shards, step_inputs
+from planner.program.inputs import casts_output, local_shards, step_inputs
 from planner.program.units import ROOT, Partition
 from planner.schema import (
     ActivationPlan,
@@ -280,6 +280,7 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
             activation=activation,
             forward_prefetch=_targets(parts, forward, ahead=True),
             backward_prefetch=_targets(parts, backward, ahead=False),
+            casts_output=casts_output(request.workload.precision),
             accumulates=num_micro_batches(request) > 1,
         ),
         tuple(decisions),

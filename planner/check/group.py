@@ -147,7 +147,8 @@ class Group:
         is_forward = self.state is TrainingState.FORWARD
         if is_forward:
             self._comm.release_deferred()
-        self._machine.wait(Stream.COMPUTE, self._pending)
+        if self._comm.mesh.shard > 1:
+            self._machine.wait(Stream.COMPUTE, self._pending)
         self._allocate_unsharded()
         duration = self._comm.costs.copy_ns(self._gathered_bytes, self._gathered_bytes)
         copied_out = self._machine.run(Stream.COMPUTE, duration)

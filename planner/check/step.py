@@ -97,8 +97,10 @@ def recompute(request: PlanRequest, decisions: Decisions, costs: StepCosts | Non
 class Replay:
     """Runs forward, backward, final callback and optimizer step in issue order."""
 
-    def __init__(self, request: PlanRequest, decisions: Decisions, costs: StepCosts) -> None:
-        self.machine = Machine(costs.launch_ns)
+    def __init__(
+        self, request: PlanRequest, decisions: Decisions, costs: StepCosts, *, machine: Machine | None = None
+    ) -> None:
+        self.machine = machine or Machine(costs.launch_ns)
         self.costs = costs
         self.decisions = decisions
         self.model = request.model
@@ -207,21 +209,31 @@ class Replay:
 
     def backward(self) -> None:
         """Backward up to the final callback."""
-        main, loss = self.calls.main, self.calls.loss
-        for index in reversed(loss):
+        for index in reversed(self.calls.loss):
             self.run_backward(index)
-        if main and self.calls.kind(main[-1]).output_requires_grad:
-            self._pre_backward(self._root)
-        for index in reversed(main):
+        for index in reversed(self.calls.main):
             kind = self.calls.kind(index)
-            for unit in reversed(self._leaving.get(index, ())):
-                if kind.output_requires_grad:
+            if kind.output_requires_grad:
+                for unit in self._hooked_on_output(index):
                     self._pre_backward(unit)
             self.run_backward(index)
             for unit in reversed(self._entering.get(index, ())):
                 group = self.groups.get(unit.name)
                 if group and kind.input_requires_grad and kind.output_requires_grad:
                     group.post_backward()
+
+    def _hooked_on_output(self, index: int) -> list[Unit]:
+        """Units whose pre-backward hooks wait for the gradient of what the call returns, as they fire.
+
+        Hooks of one tensor fire as they were registered: inner units first, the root last. Where each unit casts its
+        output, outer units have another tensor, whose gradient comes first.
+        """
+        units = list(self._leaving.get(index, ()))
+        if index == self.calls.main[-1]:
+            units.append(self._root)
+        output_dtype = self.decisions.output_dtype
+        is_cast = output_dtype is not None and output_dtype != self.decisions.param_dtype
+        return units[::-1] if is_cast else units
 
     def _pre_backward(self, unit: Unit) -> None:
         targets = unit.plan.backward_prefetch

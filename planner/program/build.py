@@ -84,6 +84,8 @@ class Knobs:
     forward_prefetch: Choice[PrefetchTargets]
     backward_prefetch: Choice[PrefetchTargets]
     reduce_scatter_max_input_buffers: int = 1
+    casts_output: bool = False
+    """Each unit casts what it returns, so that the root's output is another tensor than its last unit's."""
     accumulates: bool = False
     """More than one micro-batch: sharded gradients exist already."""
 
@@ -393,14 +395,15 @@ class _Builder:
         if loss is not None:
             self._run_backward(loss)
         self.order = [run.unit for run in self.partition.passes]
-        self._pre_backward(ROOT)
         starts = {run.first: run for run in self.partition.passes}
         ends = {run.last: run for run in self.partition.passes}
-        for call in reversed(range(len(self.model.calls))):
-            if call == loss:
-                continue
-            if call in ends and self._has_backward(ends[call]):
-                self._pre_backward(ends[call].unit)
+        calls = [call for call in range(len(self.model.calls)) if call != loss]
+        for call in reversed(calls):
+            hooked = [ends[call].unit] if call in ends and self._has_backward(ends[call]) else []
+            if call == calls[-1]:
+                hooked = [ROOT, *hooked] if self.knobs.casts_output else [*hooked, ROOT]
+            for unit in hooked:
+                self._pre_backward(unit)
             self._run_backward(call)
             if call in starts and self._reduces_in_backward(starts[call]):
                 self._post_backward(starts[call].unit)
@@ -420,7 +423,7 @@ class _Builder:
             self._release_gather(unit, resharded)
         position = len(self.order) if unit == ROOT else self.order.index(unit)
         default = tuple(s for s in self.scenarios if not (s.targets and s.targets[unit]))
-        if position and default:
+        if position and default and self.inputs.sizes[unit].gathered:
             self._unshard(self.order[position - 1], "backward", default)
         self._prefetch(unit, "backward")
 
@@ -428,6 +431,8 @@ class _Builder:
         entry = self.model.calls[call]
         kind = self.model.kinds[entry.kind]
         self._free(f"K{call}")
+        if not kind.output_requires_grad:
+            return
         gradients = self.inputs.gradients[call]
         for policy, liveness, when in self._policies(call, kind):
             kept = self._kept_bytes(call, liveness)
@@ -581,17 +586,25 @@ class _Builder:
         )
 
     def _final_callback(self) -> None:
-        for unit in range(len(self.partition.units)):
+        for unit, entry in enumerate(self.partition.units):
+            if not entry.parameters:
+                continue
             if unit not in self.reduced:
                 self._post_backward(unit)
-                self._free(f"A{unit}")
             for operation in self.outstanding.values():
                 self._wait(Stream.COMPUTE, operation)
             self.outstanding.clear()
             if unit in self.held:
                 self._free(self.held.pop(unit))
+            self._drop_unused_gather(unit)
         while self.retained:
             self._pop_retained()
+
+    def _drop_unused_gather(self, unit: int) -> None:
+        """A gather that nobody waited for (its unit had no backward) ends with the micro-batch."""
+        for gather in self.gathers.pop(unit, ()):
+            self._wait(Stream.COMPUTE, gather)
+            self._free(f"A{unit}")
 
 
 def _split(kept: int, live: int) -> tuple[tuple[MemoryCategory, int], ...]:

@@ -184,11 +184,13 @@ def shard_elements(parameter: Parameter, shard: int) -> int:
 def names_with_gradient(model: ModelDescription) -> set[str]:
     """Full names of the parameters that some call gives a gradient, by their first (untied) name."""
     ties = {name: parameter.tied_to or name for name, parameter in model.iter_parameters()}
+    trainable = {name for name, parameter in model.iter_parameters() if parameter.requires_grad}
     reached: set[str] = set()
     for call in model.calls:
-        for name in model.kinds[call.kind].gradient_order:
-            reached.add(resolve(ties, call.path, name))
-    return reached
+        kind = model.kinds[call.kind]
+        if kind.output_requires_grad:
+            reached.update(resolve(ties, call.path, name) for name in kind.gradient_order)
+    return reached & trainable
 
 
 def resolve(ties: dict[str, str], path: str, name: str) -> str:
@@ -198,14 +200,20 @@ def resolve(ties: dict[str, str], path: str, name: str) -> str:
 
 
 def gradient_bytes(model: ModelDescription, precision: Precision) -> list[list[int]]:
-    """Bytes of each gradient of each call, in its `gradient_order`."""
+    """Bytes of each gradient of each call, in its `gradient_order`; a tied one counts where backward meets it first."""
     parameters = dict(model.iter_parameters())
     ties = {name: parameter.tied_to or name for name, parameter in parameters.items()}
+    met = parameters.keys() - names_with_gradient(model)
     sizes: list[list[int]] = []
-    for call in model.calls:
-        named = (parameters[resolve(ties, call.path, name)] for name in model.kinds[call.kind].gradient_order)
-        sizes.append([p.num_elements * _gather_dtype(p, precision).itemsize_bytes for p in named])
-    return sizes
+    for call in reversed(model.calls):
+        names = [resolve(ties, call.path, name) for name in model.kinds[call.kind].gradient_order]
+        sizes.append([0 if name in met else _gradient_bytes(parameters[name], precision) for name in names])
+        met.update(names)
+    return sizes[::-1]
+
+
+def _gradient_bytes(parameter: Parameter, precision: Precision) -> int:
+    return parameter.num_elements * _gather_dtype(parameter, precision).itemsize_bytes
 
 
 def _gather_dtype(parameter: Parameter, precision: Precision) -> DType:
