@@ -15,6 +15,7 @@ from planner.program.units import ROOT, Partition
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
+    Call,
     CallRole,
     ClientFeature,
     Decisions,
@@ -132,7 +133,7 @@ class _Search:
         knobs: set[str] = set()
         for candidate in candidates(self.request):
             item = open_candidate(self.request, candidate)
-            knobs.update(decision.name for decision in item.decisions)
+            knobs.update(knob_names(candidate))
             item.heuristic.run(max_evaluations=_evaluations(item.problem))
             self.open.append(item)
             self._report(f"trying {candidate.label}")
@@ -156,11 +157,11 @@ class _Search:
             self.best, self.assignment, self.micro_batch_ns = item, assignment, micro_batch_ns
 
     def _target(self, item: OpenCandidate) -> int | None:
-        """Micro-batch time that would improve the incumbent by more than the accepted gap."""
+        """Micro-batch time that would improve the incumbent by more than half of the accepted gap."""
         incumbent = self._incumbent()
         if incumbent is None:
             return None
-        wanted = int(incumbent * (1 - self.request.search.gap / 2))
+        wanted = min(incumbent - 1, int(incumbent * (1 - self.request.search.gap / 2)))
         return (wanted - item.optimizer_ns) // self.num_micro_batches
 
     def _worth_solving(self, item: OpenCandidate) -> bool:
@@ -264,8 +265,7 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
     activation: dict[int, Choice[ActivationPolicy]] = {}
     if allows(request, ClientFeature.CHECKPOINT_FULL):
         for call, entry in enumerate(parts.model.calls):
-            kind = parts.model.kinds[entry.kind]
-            if kind.role is CallRole.BLOCK and kind.full is not None:
+            if _can_checkpoint(parts, entry):
                 activation[call] = decide(  # type: ignore[assignment]
                     f"{entry.path}.activation", "activation", (ActivationPolicy.NONE, ActivationPolicy.FULL)
                 )
@@ -285,6 +285,20 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
         ),
         tuple(decisions),
     )
+
+
+def knob_names(candidate: Candidate) -> set[str]:
+    """Knobs of the modules of a global choice, open or fixed."""
+    parts = candidate.partition
+    return {
+        *(f"{unit.modules[0]}.reshard_after_forward" for unit in parts.units[1:]),
+        *(f"{entry.path}.activation" for entry in parts.model.calls if _can_checkpoint(parts, entry)),
+    }
+
+
+def _can_checkpoint(parts: Partition, call: Call) -> bool:
+    kind = parts.model.kinds[call.kind]
+    return kind.role is CallRole.BLOCK and kind.full is not None
 
 
 def _prefetches(request: PlanRequest, candidate: Candidate) -> bool:

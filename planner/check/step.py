@@ -225,8 +225,8 @@ class Replay:
     def _hooked_on_output(self, index: int) -> list[Unit]:
         """Units whose pre-backward hooks wait for the gradient of what the call returns, as they fire.
 
-        Hooks of one tensor fire as they were registered: inner units first, the root last. Where each unit casts its
-        output, outer units have another tensor, whose gradient comes first.
+        Hooks of one tensor fire as they were registered: inner units first, the root last. Where each unit casts
+        its output, outer units have another tensor, whose gradient comes first.
         """
         units = list(self._leaving.get(index, ()))
         if index == self.calls.main[-1]:

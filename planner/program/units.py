@@ -200,7 +200,7 @@ def resolve(ties: dict[str, str], path: str, name: str) -> str:
 
 
 def gradient_bytes(model: ModelDescription, precision: Precision) -> list[list[int]]:
-    """Bytes of each gradient of each call, in its `gradient_order`; a tied one counts where backward meets it first."""
+    """Bytes of each gradient of each call, in its `gradient_order`; tied ones at their first in backward."""
     parameters = dict(model.iter_parameters())
     ties = {name: parameter.tied_to or name for name, parameter in parameters.items()}
     met = parameters.keys() - names_with_gradient(model)

@@ -29,7 +29,7 @@ class Result:
     """What a run found.
 
     `lower_bound` holds for every assignment within the budget; with a cutoff, for those below it: when
-    nothing beats the cutoff, `assignment` is None and `lower_bound` is the cutoff.
+    nothing reaches the cutoff, `assignment` is None and `lower_bound` is one more than it.
     """
 
     status: Literal["optimal", "bounded", "infeasible", "unknown"]
@@ -66,7 +66,8 @@ def prove(
             wall_clock_struck=struck,
         )
     infeasible = status == cp_model.INFEASIBLE
-    bound = cutoff or 0 if infeasible else max(0, round(solver.best_objective_bound))
+    beaten = 0 if cutoff is None else cutoff + 1
+    bound = beaten if infeasible else max(0, round(solver.best_objective_bound))
     return Result(
         status="infeasible" if infeasible else "unknown",
         assignment=None,

@@ -38,9 +38,7 @@ def random_request(seed: int, *, num_blocks: int | None = None, num_devices: int
     devices = num_devices or rng.choice((1, 2, 4, 4, 8))
     nodes = rng.choice([n for n in (1, 2, 4) if devices % n == 0])
     model = _model(rng, num_blocks or rng.randint(1, 4))
-    durations = {
-        kind: (rng.randint(0, 3000), rng.randint(0, 5000), rng.randint(0, 3000)) for kind in model.kinds
-    }
+    durations = {kind: (rng.randint(0, 3000), rng.randint(0, 5000), rng.randint(0, 3000)) for kind in model.kinds}
     groups = [(ranks, n) for ranks in (2, 4, 8) for n in (1, 2, 4) if ranks % n == 0]
     profile = tiny_profile(
         durations,
@@ -96,9 +94,7 @@ def _model(rng: random.Random, num_blocks: int) -> ModelDescription:
     def spec(shapes: tuple[tuple[int, ...], ...], *, block: bool = False, first: bool = False) -> CallSpec:
         count = len(shapes)
         saved = rng.randint(0, 400)
-        moments = [
-            (rng.randint(0, 900), rng.randint(0, 0 if frozen else count)) for _ in range(rng.randint(0, 3))
-        ]
+        moments = [(rng.randint(0, 900), rng.randint(0, 0 if frozen else count)) for _ in range(rng.randint(0, 3))]
         return CallSpec(
             shapes=shapes,
             saved=saved,

@@ -1,9 +1,9 @@
 """The hooks issue what FSDP2 issues, in its order.
 
-The sequences were recorded from `fully_shard` of torch 2.13.0 on 64 ranks: a model of an embedding, four blocks, a norm and
-a head, run under FakeTensorMode and a fake process group on a device whose streams and events write a log. A capital
-letter is an operation, a small one a wait: c compute (copy-outs and chunk_cat only), i copy-in, g all-gather, r reduce,
-a all-reduce. The waits of the root's pre-forward for the optimizer are left out.
+The sequences were recorded from `fully_shard` of torch 2.13.0 on 64 ranks: a model of an embedding, four blocks, a
+norm and a head, run under FakeTensorMode and a fake process group on a device whose streams and events write a log.
+A capital letter is an operation, a small one a wait: c compute (copy-outs and chunk_cat only), i copy-in,
+g all-gather, r reduce, a all-reduce. The waits of the root's pre-forward for the optimizer are left out.
 """
 
 import pytest
