@@ -139,11 +139,12 @@ def _block_paths(model: ModelDescription) -> list[str]:
 
 
 def _single(model: ModelDescription, role: CallRole) -> str | None:
-    """Path of the only call of a role, when it owns its parameters alone (no ties)."""
-    paths = [call.path for call in model.calls if model.kinds[call.kind].role is role]
-    if len(paths) != 1:
-        return None
-    return paths[0] if _owns_parameters(model, paths[0]) else None
+    """Path of the only call of a role that owns parameters, unless they are tied."""
+    with_parameters = {module.path for module in model.modules if model.parameter_sets[module.parameters]}
+    paths = [
+        call.path for call in model.calls if model.kinds[call.kind].role is role and call.path in with_parameters
+    ]
+    return paths[0] if len(paths) == 1 and _owns_parameters(model, paths[0]) else None
 
 
 def _owns_parameters(model: ModelDescription, path: str) -> bool:

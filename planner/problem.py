@@ -96,5 +96,6 @@ def _activity(event: Operation, launch_ns: int, numbers: dict[int, int]) -> Acti
         lead=launch_ns if event.launches else 0,
         issue=event.launches * launch_ns,
         waits=tuple(numbers[wait] for wait in event.waits),
+        blocks_issuer=event.host_waits,
         when=_condition(event.when),
     )

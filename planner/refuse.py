@@ -28,11 +28,6 @@ def _model(request: PlanRequest) -> None:
     for key, kind in request.model.kinds.items():
         if kind.branches:
             raise UnsupportedField(f"model.kinds.{key}.branches", "describe the model with every branch taken")
-        if any(region.host_sync for region in kind.regions):
-            raise UnsupportedField(
-                f"model.kinds.{key}.regions",
-                "host synchronisation (.item(), .tolist()) ends the CPU's run-ahead; remove it",
-            )
     for name, parameter in request.model.iter_parameters():
         if parameter.atom != ElementAtom():
             raise UnsupportedField(f"model parameter {name}.atom", "leave atoms out; layouts are even for now")

@@ -37,6 +37,10 @@ class Calls:
         """Whether backward recomputes the call."""
         return self._model.calls[index].path in self._checkpointed
 
+    def host_waits(self, index: int) -> bool:
+        """Whether the host waits for the device in the forward of the call."""
+        return any(region.host_sync for region in self.kind(index).regions)
+
     def liveness(self, index: int) -> Liveness:
         """What the call keeps and needs under its policy."""
         kind = self.kind(index)

@@ -51,6 +51,10 @@ class Machine:
             self._links[link] = end
         return end
 
+    def host_waits(self, event_ns: int) -> None:
+        """The CPU issues nothing before the event."""
+        self.cpu_ns = max(self.cpu_ns, event_ns)
+
     def wait(self, stream: Stream, event_ns: int) -> None:
         """Later operations of the stream start no earlier than the event."""
         self._streams[stream] = max(self._streams[stream], event_ns)

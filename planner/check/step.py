@@ -254,7 +254,9 @@ class Replay:
         calls, machine, name = self.calls, self.machine, self.calls.kind_name(index)
         for moment in calls.liveness(index).forward:
             machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: calls.at(moment.live_bytes)})
-        self._compute(self.costs.forward_ns(name), self.costs.forward_kernels(name))
+        self._compute(
+            self.costs.forward_ns(name), self.costs.forward_kernels(name), host_waits=calls.host_waits(index)
+        )
         machine.allocate(Stream.COMPUTE, MemoryCategory.ACTIVATIONS, calls.kept_bytes(index))
 
     def run_backward(self, index: int) -> None:
@@ -272,7 +274,11 @@ class Replay:
             }
             machine.touch(Stream.COMPUTE, sizes)
         if calls.is_checkpointed(index):
-            self._compute(self.costs.recompute_ns(name), self.costs.recompute_kernels(name))
+            self._compute(
+                self.costs.recompute_ns(name),
+                self.costs.recompute_kernels(name),
+                host_waits=calls.host_waits(index),
+            )
         self._compute(self.costs.backward_ns(name), self.costs.backward_kernels(name))
         for group, parameter in self._missing(gradients):
             group.add_gradient(parameter)
@@ -282,9 +288,11 @@ class Replay:
         owners = [self._owners[name] for name in dict.fromkeys(names) if name is not None]
         return [(group, parameter) for group, parameter in owners if parameter.name not in group.gradients]
 
-    def _compute(self, duration_ns: int, kernels: int) -> None:
+    def _compute(self, duration_ns: int, kernels: int, *, host_waits: bool = False) -> None:
         if duration_ns or kernels:
-            self.machine.run(Stream.COMPUTE, duration_ns, kernels)
+            end_ns = self.machine.run(Stream.COMPUTE, duration_ns, kernels)
+            if host_waits:
+                self.machine.host_waits(end_ns)
 
 
 def _reshards(unit: Unit) -> bool:

@@ -345,6 +345,7 @@ class _Builder:
             entry.path,
             self.durations.forward_ns(entry.kind),
             self.durations.forward_kernels(entry.kind),
+            host_waits=_host_waits(kind),
         )
         for _, liveness, when in self._policies(call, kind):
             self._allocate(
@@ -357,7 +358,14 @@ class _Builder:
             )
 
     def _compute(
-        self, kind: OperationKind, owner: str, duration_ns: int, launches: int, when: Condition = ALWAYS
+        self,
+        kind: OperationKind,
+        owner: str,
+        duration_ns: int,
+        launches: int,
+        when: Condition = ALWAYS,
+        *,
+        host_waits: bool = False,
     ) -> None:
         if duration_ns or launches:
             self._operation(
@@ -367,6 +375,7 @@ class _Builder:
                     stream=Stream.COMPUTE,
                     duration_ns=duration_ns,
                     launches=launches,
+                    host_waits=host_waits,
                     when=when,
                 )
             )
@@ -453,6 +462,7 @@ class _Builder:
                     self.durations.recompute_ns(entry.kind),
                     self.durations.recompute_kernels(entry.kind),
                     when,
+                    host_waits=_host_waits(kind),
                 )
         self._compute(
             OperationKind.BACKWARD,
@@ -605,6 +615,10 @@ class _Builder:
         for gather in self.gathers.pop(unit, ()):
             self._wait(Stream.COMPUTE, gather)
             self._free(f"A{unit}")
+
+
+def _host_waits(kind: CallKind) -> bool:
+    return any(region.host_sync for region in kind.regions)
 
 
 def _split(kept: int, live: int) -> tuple[tuple[MemoryCategory, int], ...]:

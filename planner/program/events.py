@@ -53,6 +53,8 @@ class Operation:
     launches: int = 1
     link: Link | None = None
     waits: tuple[int, ...] = ()
+    host_waits: bool = False
+    """The CPU waits for its end before it issues anything else (`.item()`)."""
     when: Condition = ALWAYS
 
 

@@ -142,6 +142,8 @@ class _Clock:
         if event.link is not None:
             self.links[event.link] = end
         self.ends[index] = (end, event.kind)
+        if event.host_waits:
+            self.cpu_ns = max(self.cpu_ns, end)
         self.spans.append(
             Span(
                 kind=event.kind,

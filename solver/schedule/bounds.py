@@ -1,35 +1,73 @@
 """What holds for every assignment, found without search: a relaxation in which optional activities are absent."""
 
+from dataclasses import dataclass, field
+
 from solver.schedule.problem import Activity, Barrier, Problem
+
+_NEVER = -(2**62)
+MAX_VIEWS = 8
+"""With more activities that block the issuer, it is never taken to be ahead."""
 
 
 class StaticBounds:
-    """Earliest times when only unconditional activities run."""
+    """Earliest times when only unconditional activities run, and where the issuer cannot matter."""
 
     def __init__(self, problem: Problem) -> None:
+        clocks = _Clocks(start=0)
+        views = [clocks]
+        """Times from the beginning, and from the end of each activity that blocked the issuer."""
         self._ahead: set[int] = set()
-        clocks = [0] * problem.num_chains
-        ends: dict[int, int] = {}
-        latest_issue = earliest_issue = 0
         for number, step in enumerate(problem.steps):
             if isinstance(step, Activity):
-                start = max([clocks[chain] for chain in step.chains] + [ends.get(wait, 0) for wait in step.waits])
-                if latest_issue + step.lead <= start and latest_issue + step.issue <= start + step.duration:
+                if len(views) <= MAX_VIEWS and all(view.issuer_is_ahead(step) for view in views):
                     self._ahead.add(number)
-                latest_issue += step.issue
-                if step.when:
-                    continue
-                end = max(start, earliest_issue + step.lead) + step.duration
-                earliest_issue += step.issue
-                end = max(end, earliest_issue)
-                ends[number] = end
-                for chain in step.chains:
-                    clocks[chain] = end
-            elif isinstance(step, Barrier) and not step.when and step.activity in ends:
-                clocks[step.chain] = max(clocks[step.chain], ends[step.activity])
-        self.makespan = max(clocks[problem.final_chain], earliest_issue)
+                for view in views[:MAX_VIEWS]:
+                    view.run(number, step)
+                if step.blocks_issuer:
+                    views.append(_Clocks(start=_NEVER, chains=dict.fromkeys(step.chains, 0)))
+            elif isinstance(step, Barrier) and not step.when:
+                for view in views[:MAX_VIEWS]:
+                    view.wait(step)
+        self.makespan = max(clocks.chains.get(problem.final_chain, 0), clocks.earliest_issue)
         """No assignment has a smaller makespan."""
 
     def issuer_is_ahead(self, number: int) -> bool:
         """Whether the issuer reaches activity `number` before it could start anyway, whatever is decided."""
         return number in self._ahead
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """Lower bounds on chain clocks, and an upper bound on how much was issued, both from the same origin."""
+
+    start: int
+    chains: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    latest_issue: int = 0
+    earliest_issue: int = 0
+
+    def _earliest(self, step: Activity) -> int:
+        return max(
+            [self.chains.get(chain, self.start) for chain in step.chains]
+            + [self.ends.get(wait, self.start) for wait in step.waits]
+        )
+
+    def issuer_is_ahead(self, step: Activity) -> bool:
+        start = self._earliest(step)
+        return self.latest_issue + step.lead <= start and self.latest_issue + step.issue <= start + step.duration
+
+    def run(self, number: int, step: Activity) -> None:
+        self.latest_issue += step.issue
+        if step.when:
+            return
+        end = max(self._earliest(step), self.earliest_issue + step.lead) + step.duration
+        self.earliest_issue += step.issue
+        end = max(end, self.earliest_issue)
+        self.ends[number] = end
+        for chain in step.chains:
+            self.chains[chain] = end
+
+    def wait(self, step: Barrier) -> None:
+        if step.activity in self.ends:
+            known = self.chains.get(step.chain, self.start)
+            self.chains[step.chain] = max(known, self.ends[step.activity])

@@ -30,7 +30,7 @@ class Evaluator:
         peaks = [0] * problem.num_pools
         ends: dict[int, int] = {}
         issued = 0
-        for number, (kind, when, a, b, c, d, e) in enumerate(self._steps):
+        for number, (kind, when, a, b, c, d, e, f) in enumerate(self._steps):
             if when is not None:
                 for decision, value in when:
                     if assignment[decision] != value:
@@ -64,6 +64,8 @@ class Evaluator:
                 for chain in a:
                     chains[chain] = end
                 ends[number] = end
+                if f and end > issued:
+                    issued = end
             else:
                 end = ends.get(b, 0)
                 if end > chains[a]:
@@ -72,17 +74,26 @@ class Evaluator:
 
 
 _ACTIVITY, _BARRIER, _CHANGE, _TOUCH = range(4)
-_Compiled = tuple[int, Condition | None, Any, int, int, int, tuple[int, ...]]
+_Compiled = tuple[int, Condition | None, Any, int, int, int, tuple[int, ...], bool]
 """One flat shape for all kinds: the loop over it is the inner loop of the heuristic."""
 
 
 def _compile(step: Step) -> _Compiled:
     match step:
         case Activity():
-            return (_ACTIVITY, step.when or None, step.chains, step.duration, step.lead, step.issue, step.waits)
+            return (
+                _ACTIVITY,
+                step.when or None,
+                step.chains,
+                step.duration,
+                step.lead,
+                step.issue,
+                step.waits,
+                step.blocks_issuer,
+            )
         case Barrier():
-            return (_BARRIER, step.when or None, step.chain, step.activity, 0, 0, ())
+            return (_BARRIER, step.when or None, step.chain, step.activity, 0, 0, (), False)
         case Change():
-            return (_CHANGE, step.when or None, step.pool, step.amount, 0, 0, ())
+            return (_CHANGE, step.when or None, step.pool, step.amount, 0, 0, (), False)
         case Touch():
-            return (_TOUCH, step.when or None, step.pool, step.amount, 0, 0, ())
+            return (_TOUCH, step.when or None, step.pool, step.amount, 0, 0, (), False)

@@ -148,6 +148,17 @@ class ScheduleModel:
         for chain in step.chains:
             self._clocks[chain] = self._advance(self._clocks[chain], end, step.duration, literal, present)
         self._issue(step.issue, literal, present)
+        if step.blocks_issuer:
+            self._block_issuer(end, literal, present)
+
+    def _block_issuer(self, end: Tracked, literal: Literal | None, present: bool) -> None:
+        """I' >= I, and I' >= e if l."""
+        later = self._time(max(self._issuer.value, end.value if present else 0))
+        self.model.add(later.expr >= self._issuer.expr)
+        row = self.model.add(later.expr >= end.expr)
+        if literal is not None:
+            row.only_enforce_if(literal)
+        self._issuer = later
 
     def _advance(
         self, clock: Tracked, end: Tracked, duration: int, literal: Literal | None, present: bool

@@ -25,6 +25,8 @@ class Activity:
     issue: int = 0
     waits: tuple[int, ...] = ()
     """Step numbers of earlier activities; absent ones do not count."""
+    blocks_issuer: bool = False
+    """The issuer waits for its end before it goes on."""
     when: Condition = ()
 
 

@@ -70,6 +70,7 @@ class CallSpec:
     kernels: tuple[int, int, int] = (1, 1, 1)
     """Kernels of forward, backward and recomputation."""
     flops: int = 0
+    host_sync: bool = False
     requires_grad: bool = True
     input_requires_grad: bool = True
     output_requires_grad: bool = True
@@ -88,7 +89,9 @@ def call_kind(spec: CallSpec, role: CallRole = CallRole.OTHER) -> CallKind:
         Work(flops=Polynomial(one=spec.flops), moved_bytes=Polynomial(one=spec.flops), num_kernels=number)
         for number in spec.kernels
     ]
-    region = Region(dtype=DType.FLOAT32, forward=works[0], backward=works[1], recompute=works[2])
+    region = Region(
+        dtype=DType.FLOAT32, forward=works[0], backward=works[1], recompute=works[2], host_sync=spec.host_sync
+    )
     forward = tuple(Moment(live_bytes=Polynomial(one=live)) for live in spec.forward_live)
     full = None
     if spec.full_saved is not None:

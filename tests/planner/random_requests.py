@@ -105,6 +105,7 @@ def _model(rng: random.Random, num_blocks: int) -> ModelDescription:
             kernels=(rng.randint(0, 5), rng.randint(0, 9), rng.randint(0, 5)),
             input_requires_grad=not first,
             requires_grad=not (frozen and block),
+            host_sync=rng.random() < 0.15,
         )
 
     tied = rng.random() < 0.2

@@ -27,6 +27,7 @@ def random_problem(seed: int, *, num_decisions: int = 4, num_steps: int = 24) ->
                     lead=min(issue, 1),
                     issue=issue,
                     waits=waits,
+                    blocks_issuer=rng.random() < 0.1,
                     when=when,
                 )
             )
@@ -87,6 +88,8 @@ def reference(problem: Problem, assignment: tuple[int, ...]) -> Evaluation:
             )
             issued += step.issue
             ends[number] = max(begin + step.duration, issued)
+            if step.blocks_issuer:
+                issued = max(issued, ends[number])
     peaks = []
     for pool in range(problem.num_pools):
         levels = [0]
