@@ -1,0 +1,55 @@
+# Needs Python 3.11 (or later) and make, nothing else. Every target makes its own virtual environment when there is none.
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+SOURCES := planner solver profiles_db api runtime_client
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install test check format schema clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+demo: $(STAMPS)/cli ## Plan Llama-3-8B on 8 x H100 and print why (no torch, no GPU)
+	@$(BIN)/shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64 --optimizer adamw --param-dtype bf16
+
+install: $(STAMPS)/dev ## Make the virtual environment for development
+
+test: $(STAMPS)/dev ## Run the tests
+	@$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+check: $(STAMPS)/dev ## Lint, format check, types, import rules, JSON schemas
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/export_schema.py --check
+
+format: $(STAMPS)/dev ## Format and mend what can be mended
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+schema: $(STAMPS)/cli ## Write docs/schema/*.json
+	@$(BIN)/python scripts/export_schema.py
+
+clean: ## Remove the virtual environment, caches and build output
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps remember what is installed, so that nothing is installed twice until these files change.
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; say which one to use: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/cli: pyproject.toml constraints.txt | $(STAMPS)/venv
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[cli]'
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMPS)/cli $@

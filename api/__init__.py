@@ -1,0 +1,1 @@
+"""Ways in: HTTP, dashboard, command line; and the use cases behind them."""

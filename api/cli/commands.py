@@ -1,0 +1,39 @@
+"""The table of commands."""
+
+import typer
+
+from api.cli.catalog import catalog
+from api.cli.check import check
+from api.cli.describe import describe
+from api.cli.diff import diff
+from api.cli.failures import Commands
+from api.cli.plan import plan
+from api.cli.schema import schema
+from api.cli.serve import serve
+from api.cli.simulate import simulate
+from api.cli.version import version
+
+app = typer.Typer(
+    cls=Commands,
+    name="shardwright",
+    help="Plan PyTorch FSDP2 training: search every sharding knob together, and prove the answer.",
+    epilog="First steps:  shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64",
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_PLANNING = "Planning"
+_DESCRIBING = "Describing"
+_AROUND = "Around it"
+
+app.command(rich_help_panel=_PLANNING)(plan)
+app.command(rich_help_panel=_PLANNING)(simulate)
+app.command(rich_help_panel=_PLANNING)(check)
+app.command(rich_help_panel=_PLANNING)(diff)
+app.command(rich_help_panel=_DESCRIBING)(describe)
+app.command(rich_help_panel=_DESCRIBING)(catalog)
+app.command(rich_help_panel=_DESCRIBING)(schema)
+app.command(rich_help_panel=_AROUND)(serve)
+app.command(rich_help_panel=_AROUND)(version)

@@ -1,0 +1,75 @@
+"""`shardwright describe`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def describe(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="pkg.module:build, a callable that makes a TrainingExample."),
+    ] = None,
+    hf: Annotated[
+        Path | None,
+        typer.Option("--hf", metavar="FILE", help="A config.json of transformers instead; no weights are loaded."),
+    ] = None,
+    sequence: Annotated[int, typer.Option("--seq", metavar="TOKENS", help="Tokens per sequence.")] = 4096,
+    micro_batch: Annotated[int, typer.Option(metavar="SEQUENCES", help="Sequences per forward.")] = 1,
+    param_dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="Element type to trace in: bf16, fp16, fp32, none.")
+    ] = "bf16",
+    name: Annotated[str | None, typer.Option(help="Name of the model in plans.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout.")
+    ] = None,
+) -> None:
+    """Describe a model for planning, on a CPU, without allocating it. Needs torch.
+
+    TARGET is looked up among installed packages, then from the working directory.
+
+    [dim]Examples[/dim]
+
+    shardwright describe my_package.model:build --micro-batch 1 --seq 4096 -o model.json
+
+    shardwright describe --hf config.json --seq 8192 -o model.json
+    """
+    from api.cli.requests import parse_dtype
+    from planner.schema import InconsistentRequest
+
+    dtype = parse_dtype(param_dtype, option="--param-dtype")
+    if target is not None and hf is None:
+        # Last on the path: a folder called `api` in the working directory must not shadow ours.
+        sys.path.append(str(Path.cwd()))
+    elif target is not None or hf is None:
+        raise InconsistentRequest("give either TARGET (pkg.module:build) or --hf config.json")
+
+    from api.cli.documents import write_document
+    from api.cli.render.console import stderr
+    from runtime_client.describe import describe as trace
+    from runtime_client.describe import from_hf_config, load_target
+
+    console = stderr()
+    with console.status("tracing the model"):
+        build = from_hf_config(hf) if hf is not None else load_target(target or "")
+        description = trace(
+            build,
+            name=name or _default_name(target, hf),
+            micro_batch=micro_batch,
+            sequence=sequence,
+            param_dtype=dtype,
+        )
+    if output is None:
+        typer.echo(description.to_json(), nl=False)
+        return
+    write_document(description, output)
+    console.print(f"{description.name}: {description.num_parameters:,} parameters, {len(description.calls)} calls")
+
+
+def _default_name(target: str | None, hf: Path | None) -> str:
+    if hf is None:
+        return target or "model"
+    path = hf.resolve()
+    return path.parent.name if path.stem == "config" else path.stem

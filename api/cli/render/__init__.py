@@ -1,0 +1,1 @@
+"""What commands print: from documents of the contract to renderables of rich."""

@@ -1,0 +1,168 @@
+"""Units of a plan, folded: equal decisions on repeated blocks become one row."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.block_names import fold_families, template
+from planner.schema import ActivationPlan, ActivationPolicy, Decisions, UnitPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTraits:
+    """What one row says about its units; equal traits fold."""
+
+    family: tuple[str, ...]
+    """Modules with the block index replaced by `*`."""
+    width: int
+    """Modules per unit."""
+    reshard: str
+    activations: str
+    prefetch: str
+    tiers: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRow:
+    """Units with the same traits."""
+
+    name: str
+    num_units: int
+    num_parameters: int
+    """Elements gathered by one of the units, the largest."""
+    traits: UnitTraits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """One decision along a family of blocks, in order: a character per unit."""
+
+    name: str
+    decision: str
+    marks: tuple[bool, ...]
+    """Where it holds."""
+
+
+def fold_units(decisions: Decisions) -> tuple[UnitRow, ...]:
+    """Rows in the order of the first unit of each."""
+    grouped: dict[UnitTraits, list[UnitPlan]] = {}
+    for traits, unit in zip(unit_traits(decisions), decisions.units, strict=True):
+        grouped.setdefault(traits, []).append(unit)
+    return tuple(
+        UnitRow(
+            name=_row_name(traits, units),
+            num_units=len(units),
+            num_parameters=max(unit.num_parameters for unit in units),
+            traits=traits,
+        )
+        for traits, units in grouped.items()
+    )
+
+
+def decision_strips(decisions: Decisions) -> tuple[Strip, ...]:
+    """A strip for each family of blocks and each yes-or-no decision that is not the same everywhere."""
+    families: dict[tuple[str, ...], list[tuple[UnitTraits, UnitPlan]]] = {}
+    for traits, unit in zip(unit_traits(decisions), decisions.units, strict=True):
+        if "*" in "".join(traits.family):
+            families.setdefault(traits.family, []).append((traits, unit))
+    aspects: tuple[tuple[str, Callable[[UnitTraits], bool]], ...] = (
+        ("checkpoint", lambda traits: traits.activations != "keep"),
+        ("reshard", lambda traits: not traits.reshard.startswith("keep")),
+    )
+    strips = []
+    for members in families.values():
+        name = _modules_name([unit for _, unit in members])
+        for decision, holds in aspects:
+            marks = tuple(holds(traits) for traits, _ in members)
+            if len(set(marks)) > 1:
+                strips.append(Strip(name=name, decision=decision, marks=marks))
+    return tuple(strips)
+
+
+def unit_traits(decisions: Decisions) -> list[UnitTraits]:
+    """Traits of each unit, in the order of the plan."""
+    prefetch = _prefetch_words(decisions.units)
+    return [
+        UnitTraits(
+            family=tuple(dict.fromkeys(template(path) for path in unit.modules)),
+            width=len(unit.modules),
+            reshard=reshard_words(unit),
+            activations=_activation_words(unit, decisions.activations),
+            prefetch=prefetch[index],
+            tiers=_tier_words(unit),
+            layout="even" if unit.layout is None else "ragged",
+        )
+        for index, unit in enumerate(decisions.units)
+    ]
+
+
+def reshard_words(unit: UnitPlan) -> str:
+    """What happens to the gathered parameters after forward."""
+    match unit.reshard_after_forward:
+        case None:
+            return "keep" if unit.modules == ("",) else "reshard"
+        case True:
+            return "reshard"
+        case False:
+            return "keep"
+        case degree:
+            return f"reshard to {degree}"
+
+
+def _row_name(traits: UnitTraits, units: list[UnitPlan]) -> str:
+    name = _modules_name(units)
+    return f"{name} ({traits.width} per unit)" if traits.width > 1 and "*" in "".join(traits.family) else name
+
+
+def _modules_name(units: list[UnitPlan]) -> str:
+    return " + ".join(fold_families(path for unit in units for path in unit.modules))
+
+
+def _activation_words(unit: UnitPlan, activations: Sequence[ActivationPlan]) -> str:
+    words = {
+        ActivationPolicy.NONE: "keep",
+        ActivationPolicy.FULL: "checkpoint",
+        ActivationPolicy.SELECTIVE: "selective",
+        ActivationPolicy.OFFLOAD: "offload",
+    }
+    found = {
+        words[plan.policy]
+        for plan in activations
+        if any(_related(plan.module, path) for path in unit.modules if path)
+    }
+    return " + ".join(sorted(found)) or "keep"
+
+
+def _related(first: str, second: str) -> bool:
+    return first == second or first.startswith(f"{second}.") or second.startswith(f"{first}.")
+
+
+def _prefetch_words(units: Sequence[UnitPlan]) -> list[str]:
+    forward = _depths([len(unit.forward_prefetch) for unit in units])
+    backward = _depths([len(unit.backward_prefetch) for unit in reversed(units)])[::-1]
+    return [_depth_words(ahead, behind) for ahead, behind in zip(forward, backward, strict=True)]
+
+
+def _depths(lengths: list[int]) -> list[int]:
+    """Depth of each unit; lists that are shorter because the model ends count as the full depth."""
+    last = max((index for index, length in enumerate(lengths) if length), default=-1)
+    depths, previous = [], 0
+    for index, length in enumerate(lengths):
+        left = last + 1 - index
+        cut = last >= 0 and 0 <= left < previous and length == left
+        previous = previous if cut else length
+        depths.append(previous)
+    return depths
+
+
+def _depth_words(forward: int, backward: int) -> str:
+    if forward == backward:
+        return f"{forward} ahead" if forward else "implicit"
+    directions = ((forward, "forward"), (backward, "backward"))
+    return ", ".join(f"{depth} {direction}" for depth, direction in directions if depth)
+
+
+def _tier_words(unit: UnitPlan) -> str:
+    if unit.parameter_tier == unit.optimizer_tier:
+        return str(unit.parameter_tier)
+    return f"parameters {unit.parameter_tier}, optimizer {unit.optimizer_tier}"

@@ -1,0 +1,153 @@
+"""From options to a request."""
+
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from api.cli.documents import load_cluster, load_model, load_profile, read_document
+from planner.schema import (
+    DType,
+    FixedChoice,
+    InconsistentRequest,
+    InvalidDocument,
+    Limits,
+    Objective,
+    PlanRequest,
+    SearchLimits,
+    UnknownName,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    from api.cli.options import RequestOptions
+
+T = TypeVar("T")
+
+_DTYPE_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_UNIT_BYTES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def request_of(options: "RequestOptions") -> PlanRequest:
+    """The request that the options describe; see `RequestOptions.to_request`."""
+    if options.request is not None:
+        others = sorted(set(options.given()) - {"request"})
+        if others:
+            raise InconsistentRequest(
+                f"--request holds the whole request already, but {', '.join(map(_spelling, others))} was given; "
+                "leave one of them out"
+            )
+        return read_document(PlanRequest, options.request)
+    return PlanRequest(
+        model=load_model(_required(options.model, "MODEL")),
+        cluster=load_cluster(_required(options.cluster, "CLUSTER")),
+        workload=_workload(options),
+        profile=load_profile(options.profile) if options.profile is not None else None,
+        objective=Objective.STEP_TIME if options.objective == "step-time" else Objective.PEAK_MEMORY,
+        limits=Limits(memory_bytes=parse_size(options.budget) if options.budget is not None else None),
+        fixed=tuple(parse_choice(text) for text in options.fix or ()),
+        search=_search(options),
+    )
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `70GiB`, `80 GB` or a plain number.
+
+    Raises:
+        InvalidDocument: the text is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNIT_BYTES.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise InvalidDocument(f"--budget {text!r} is not a size; write a number and a unit, e.g. 70GiB or 80GB")
+    return int(float(match[1]) * unit)
+
+
+def parse_choice(text: str) -> FixedChoice:
+    """A fixed choice from `KNOB=VALUE`; the value is true, false, an integer or a word.
+
+    Raises:
+        InvalidDocument: there is no `=`.
+    """
+    knob, separator, value = text.partition("=")
+    if not separator or not knob.strip():
+        raise InvalidDocument(f"--fix {text!r} lacks a value; write KNOB=VALUE, e.g. mesh.shard=8")
+    return FixedChoice(knob=knob.strip(), value=parse_value(value.strip()))
+
+
+def parse_value(text: str) -> bool | int | str:
+    """`true` and `false` become booleans, digits an integer, everything else stays a word."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+def parse_dtype(text: str, *, option: str) -> DType | None:
+    """An element type by its torch name or its short form; `none` keeps the storage type.
+
+    Raises:
+        UnknownName: there is no such type.
+    """
+    if text.lower() == "none":
+        return None
+    name = _DTYPE_SHORT.get(text.lower(), text.lower())
+    if name not in set(DType):
+        raise UnknownName(f"{option} value", text, [*_DTYPE_SHORT, "none", *DType])
+    return DType(name)
+
+
+def _workload(options: "RequestOptions") -> Workload:
+    return Workload.from_object(
+        {
+            "micro_batch": options.micro_batch,
+            "sequence": _required(options.sequence, "--seq"),
+            "global_batch": _required(options.global_batch, "--global-batch"),
+            "precision": {
+                "param_dtype": parse_dtype(options.param_dtype, option="--param-dtype"),
+                "reduce_dtype": parse_dtype(options.reduce_dtype, option="--reduce-dtype"),
+            },
+            "optimizer_groups": [{"optimizer": options.optimizer, "implementation": options.optimizer_impl}],
+            "torch_version": options.torch_version,
+        },
+        source="the command line",
+    )
+
+
+def _search(options: "RequestOptions") -> SearchLimits:
+    chosen: dict[str, Any] = {
+        "seed": options.seed,
+        "gap": options.gap,
+        "deterministic_time": options.effort,
+        "wall_clock_s": options.time_limit,
+    }
+    try:
+        return SearchLimits(**{name: value for name, value in chosen.items() if value is not None})
+    except ValueError as error:
+        from pydantic import ValidationError
+
+        if isinstance(error, ValidationError):
+            raise InvalidDocument.from_pydantic(error, kind="search limit", source="the command line") from None
+        raise
+
+
+def _required(value: T | None, name: str) -> T:
+    if value is None:
+        raise InconsistentRequest(
+            f"{name} is missing; a request needs MODEL, CLUSTER, --seq and --global-batch (or --request FILE)"
+        )
+    return value
+
+
+def _spelling(field: str) -> str:
+    if field in ("model", "cluster"):
+        return field.upper()
+    return "--seq" if field == "sequence" else f"--{field.replace('_', '-')}"

@@ -1,0 +1,58 @@
+"""The ASGI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from api.http.addresses import is_loopback
+from api.http.body import BodyLimit
+from api.http.documents.endpoints import document_router
+from api.http.health.endpoints import router as health_router
+from api.http.jobs.endpoints import router as jobs_router
+from api.http.openapi import describe
+from api.http.plans.endpoints import router as plans_router
+from api.http.problems import add_problem_handlers
+from api.http.requests import HostCheck, RequestContext
+from api.service.services import Services
+from api.settings import Settings
+from planner import __version__
+from profiles_db.tables import DocumentKind
+
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Build the application; its lifespan takes the database, migrates it and runs jobs."""
+    services = Services(settings)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(services.start)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(services.stop)
+
+    app = FastAPI(
+        title="Shardwright",
+        version=__version__,
+        description="Plans for FSDP2 training: every sharding knob searched together, each answer with its proof.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    add_problem_handlers(app)
+    for kind in DocumentKind:
+        app.include_router(document_router(kind))
+    for router in (plans_router, jobs_router, health_router):
+        app.include_router(router)
+    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    if is_loopback(settings.host):
+        app.add_middleware(HostCheck, hosts=LOOPBACK_HOSTS)
+    app.add_middleware(RequestContext, metrics=services.metrics)
+    return app

@@ -1,0 +1,1 @@
+"""Input documents: models, clusters, profiles."""

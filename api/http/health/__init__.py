@@ -1,0 +1,1 @@
+"""Is the server alive, is it ready, what has it done."""

@@ -1,0 +1,1 @@
+"""Jobs: solves under way."""

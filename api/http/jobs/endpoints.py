@@ -1,0 +1,67 @@
+"""`/v1/jobs`: state and progress."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.http.dependencies import JobId, ServicesDep, timestamp
+from api.http.jobs.views import Job, JobProgress
+from api.http.openapi import PROBLEM_RESPONSES
+from api.service.jobs import JobView
+from api.service.services import Services
+from profiles_db.tables import JobEventRow
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+SILENCE_S = 15.0
+"""A comment is sent after so much silence, so that proxies keep the stream open."""
+LastEventId = Annotated[
+    str, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$", description="Sent by clients that reconnect.")
+]
+
+
+@router.get("/{job_id}", summary="Get a job", response_model=Job, responses=PROBLEM_RESPONSES)
+def get_job(services: ServicesDep, job_id: JobId) -> Any:  # noqa: ANN401
+    """State, newest progress, and the plan or the problem when it has ended."""
+    return Job.of(services.jobs.get(job_id))
+
+
+@router.get(
+    "/{job_id}/events",
+    summary="Follow a job",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `progress` while the search runs, then one `done` with the job.",
+            "content": {
+                "text/event-stream": {
+                    "example": 'id: 1\nevent: progress\ndata: {"sequence":1,"incumbent_ns":812000000}\n\n'
+                }
+            },
+        },
+        **PROBLEM_RESPONSES,
+    },
+)
+async def follow_job(services: ServicesDep, job_id: JobId, last_event_id: LastEventId = "0") -> StreamingResponse:
+    """Progress from the beginning (or from after `Last-Event-ID`) until the job ends."""
+    await run_in_threadpool(services.jobs.get, job_id)
+    return StreamingResponse(
+        _stream(services, job_id, int(last_event_id)),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[str]:
+    async for item in services.jobs.follow(job_id, after, silence_s=SILENCE_S):
+        match item:
+            case JobEventRow():
+                progress = JobProgress(sequence=item.sequence, at=timestamp(item.at_us), **item.data)
+                yield f"id: {item.sequence}\nevent: progress\ndata: {progress.model_dump_json()}\n\n"
+            case JobView():
+                yield f"event: done\ndata: {Job.of(item).model_dump_json()}\n\n"
+            case None:
+                yield ": still here\n\n"

@@ -1,0 +1,1 @@
+"""Plans: ask, get, list."""

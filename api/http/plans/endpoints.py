@@ -1,0 +1,142 @@
+"""`/v1/plans`: ask for a plan, get one, list them."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from api.http.dependencies import (
+    SHA256_PATTERN,
+    ContentHash,
+    CursorParameter,
+    JsonBody,
+    Limit,
+    ServicesDep,
+    timestamp,
+)
+from api.http.etags import tagged
+from api.http.examples import REFERENCES, REQUEST
+from api.http.jobs.views import Job, job_link
+from api.http.openapi import NOT_CHANGED, PROBLEM_RESPONSES, document_body, document_response
+from api.http.problems import failure_of
+from api.service.jobs import JobView
+from api.service.plans import PlanFilter
+from profiles_db.tables import PlanRow
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+Wait = Annotated[
+    float,
+    Query(
+        ge=0, le=600, allow_inf_nan=False, description="Seconds to wait for the plan before the answer is a job."
+    ),
+]
+HashFilter = Annotated[str | None, Query(pattern=SHA256_PATTERN, description="Only plans of this document.")]
+
+
+class PlanSummary(BaseModel):
+    """A plan in a list."""
+
+    plan_id: str
+    name: str
+    outcome: Literal["feasible", "infeasible"]
+    world_size: int
+    step_time_ns: int | None
+    reserved_bytes: int | None
+    gap: float | None
+    model: str
+    cluster: str
+    planner_version: str
+    created_at: str
+    links: dict[str, str]
+
+    @classmethod
+    def of(cls, row: PlanRow) -> "PlanSummary":
+        """Show a row."""
+        return cls(
+            plan_id=row.plan_id,
+            name=row.name,
+            outcome="feasible" if row.outcome == "feasible" else "infeasible",
+            world_size=row.world_size,
+            step_time_ns=row.step_time_ns,
+            reserved_bytes=row.reserved_bytes,
+            gap=row.gap,
+            model=row.model_hash,
+            cluster=row.cluster_hash,
+            planner_version=row.planner_version,
+            created_at=timestamp(row.created_at_us),
+            links={
+                "self": f"/v1/plans/{row.plan_id}",
+                "model": f"/v1/models/{row.model_hash}",
+                "cluster": f"/v1/clusters/{row.cluster_hash}",
+            },
+        )
+
+
+class PlanPage(BaseModel):
+    """Plans, newest first; `next` is the cursor of the next page."""
+
+    items: list[PlanSummary]
+    next: str | None
+
+
+@router.post(
+    "",
+    summary="Ask for a plan",
+    response_class=Response,
+    responses={
+        200: document_response("Plan", "The plan. It may be infeasible: that is a result, with its reason."),
+        202: {"model": Job, "description": "Not ready within `wait`: the job that works on it."},
+        **PROBLEM_RESPONSES,
+    },
+    openapi_extra=document_body(
+        "PlanRequest", "RequestReferences", examples={"by reference": REFERENCES, "inline": REQUEST}
+    ),
+)
+async def create_plan(services: ServicesDep, request: Request, body: JsonBody, wait: Wait = 30.0) -> Response:
+    """Model, cluster, workload and profile in, one plan out. Model, cluster and profile may be given as the
+    `sha256:` hash of a stored document. The same request gives the same plan; equal requests share one search.
+    """
+    submitted = await run_in_threadpool(services.plans.submit, body)
+    view = await services.jobs.wait(submitted.job_id, wait)
+    if view.job.problem is not None:
+        raise failure_of(view.job.problem)
+    if view.job.plan_id is None:
+        return _accepted(view)
+    plan = await run_in_threadpool(services.plans.get, view.job.plan_id)
+    response = tagged(request, plan, view.job.plan_id)
+    response.headers["Content-Location"] = f"/v1/plans/{view.job.plan_id}"
+    return response
+
+
+def _accepted(view: JobView) -> Response:
+    headers = {"Location": job_link(view.job.job_id), "Retry-After": "1"}
+    return JSONResponse(Job.of(view).model_dump(mode="json"), 202, headers=headers)
+
+
+@router.get("", summary="List plans", response_model=PlanPage, responses=PROBLEM_RESPONSES)
+def list_plans(
+    services: ServicesDep,
+    model: HashFilter = None,
+    cluster: HashFilter = None,
+    outcome: Literal["feasible", "infeasible"] | None = None,
+    cursor: CursorParameter = None,
+    limit: Limit = 50,
+) -> Any:  # noqa: ANN401
+    """Newest first; `next` of a page is the `cursor` of the one after it."""
+    chosen = PlanFilter(model=model, cluster=cluster, outcome=outcome)
+    page = services.plans.page(chosen, cursor=cursor, limit=limit)
+    return PlanPage(items=[PlanSummary.of(row) for row in page.items], next=page.next)
+
+
+@router.get(
+    "/{plan_id}",
+    summary="Get a plan",
+    response_class=Response,
+    responses={200: document_response("Plan"), 304: NOT_CHANGED, **PROBLEM_RESPONSES},
+)
+def get_plan(services: ServicesDep, request: Request, plan_id: ContentHash) -> Response:
+    """Body and envelope; the ETag is the identity of the body."""
+    return tagged(request, services.plans.get(plan_id), plan_id)

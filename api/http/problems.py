@@ -1,0 +1,138 @@
+"""Problem documents (RFC 9457): the one form of every error answer."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from api.service.errors import InvalidJson, JobFailed, NotFound, UnknownReference
+from planner.schema.errors import InvalidDocument, ShardwrightError
+
+_log = structlog.get_logger()
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemItem(BaseModel):
+    """One thing that is wrong, and where: a JSON path such as `model.calls[3].kind`, or `query.limit`."""
+
+    path: str
+    message: str
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem; `code` is stable, `type` names the same as a URI."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    problems: list[ProblemItem] = []
+
+
+class UnsupportedMediaType(ShardwrightError):
+    """The body is not declared to be JSON."""
+
+    code = "unsupported_media_type"
+
+
+class BodyTooLarge(ShardwrightError):
+    """The body is larger than this server accepts."""
+
+    code = "body_too_large"
+
+
+_STATUS_OF: dict[type[ShardwrightError], int] = {
+    InvalidJson: 400,
+    NotFound: 404,
+    BodyTooLarge: 413,
+    UnsupportedMediaType: 415,
+}
+_STATUS_OF_FAILURE = {"planner_timeout": 504}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 400: "bad_request"}
+
+
+def problem_response(
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    problems: Sequence[tuple[str, str]] = (),
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """An error answer."""
+    problem = Problem(
+        type=f"urn:shardwright:problem:{code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        problems=[ProblemItem(path=path, message=message) for path, message in problems],
+    )
+    return JSONResponse(problem.model_dump(), status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def error_response(error: ShardwrightError) -> JSONResponse:
+    """The answer to an error that the caller can mend."""
+    detail = str(error)
+    match error:
+        case InvalidDocument(problems=problems):
+            return problem_response(422, error.code, detail, problems=problems)
+        case JobFailed(code=code, path=path, permanent=permanent):
+            status = 422 if permanent else _STATUS_OF_FAILURE.get(code, 500)
+            return problem_response(status, code, detail, problems=[(path, detail)] if path is not None else ())
+        case UnknownReference(path=path):
+            return problem_response(422, error.code, detail, problems=[(path, detail)])
+    return problem_response(_STATUS_OF.get(type(error), 422), error.code, detail)
+
+
+def failure_of(problem: dict[str, Any]) -> JobFailed:
+    """The stored problem of a job as an error."""
+    return JobFailed(
+        problem["code"],
+        problem["message"],
+        path=problem.get("path"),
+        permanent=problem.get("permanent", False),
+    )
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Answer every error of an app with a problem document."""
+
+    @app.exception_handler(ShardwrightError)
+    def _user_error(_request: Request, error: ShardwrightError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    def _invalid_parameter(_request: Request, error: RequestValidationError) -> JSONResponse:
+        problems = [(".".join(str(step) for step in item["loc"]), item["msg"]) for item in error.errors()]
+        detail = "; ".join(f"{path}: {message}" for path, message in problems)
+        return problem_response(422, "invalid_parameter", detail, problems=problems)
+
+    @app.exception_handler(HTTPException)
+    def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+        code = _HTTP_CODES.get(error.status_code, f"http_{error.status_code}")
+        detail = error.detail
+        if error.status_code == 404:
+            detail = f"there is nothing at {request.url.path}"
+        elif error.status_code == 405:
+            detail = f"{request.url.path} does not take {request.method}"
+        return problem_response(error.status_code, code, detail, headers=dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    def _internal_error(_request: Request, _error: Exception) -> JSONResponse:
+        return internal_error()
+
+
+def internal_error() -> JSONResponse:
+    """The answer to a defect of ours; what it was stays in the log."""
+    return problem_response(
+        500, "internal_error", "the server failed; its log has the details under the X-Request-ID of this answer"
+    )

@@ -1,0 +1,1 @@
+"""Use cases behind the ways in: documents, plans and jobs."""

@@ -1,0 +1,60 @@
+"""Keep and find input documents by their content."""
+
+from dataclasses import dataclass
+
+from api.service.errors import NotFound
+from api.service.parsing import parse_document, parse_json
+from profiles_db import documents
+from profiles_db.engine import Database
+from profiles_db.pages import Cursor, Page
+from profiles_db.tables import DocumentKind, DocumentRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredDocument:
+    """What storing a document gave."""
+
+    row: DocumentRow
+    is_new: bool
+
+
+class DocumentService:
+    """Models, clusters and profiles; each kept once, under its content hash."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, kind: DocumentKind, body: bytes) -> StoredDocument:
+        """Store the JSON of a document.
+
+        Raises:
+            InvalidJson, InvalidDocument: the body is not a document of this kind.
+        """
+        document = parse_document(documents.DOCUMENT_TYPES[kind], parse_json(body))
+        with self._database.write() as session:
+            content_hash, is_new = documents.put(session, document)
+            row = documents.get_row(session, kind, content_hash)
+        assert row is not None
+        return StoredDocument(row=row, is_new=is_new)
+
+    def get(self, kind: DocumentKind, content_hash: str) -> bytes:
+        """Canonical JSON of a document.
+
+        Raises:
+            NotFound: no such document of this kind.
+        """
+        with self._database.read() as session:
+            body = documents.get_bytes(session, kind, content_hash)
+        if body is None:
+            raise NotFound(kind, content_hash)
+        return body
+
+    def page(self, kind: DocumentKind, *, cursor: str | None, limit: int) -> Page[DocumentRow]:
+        """Documents of a kind, newest first.
+
+        Raises:
+            InvalidCursor: the cursor is not from an earlier page.
+        """
+        after = Cursor.decode(cursor) if cursor is not None else None
+        with self._database.read() as session:
+            return documents.page(session, kind, cursor=after, limit=limit)

@@ -1,0 +1,47 @@
+"""Errors of the use cases that the contract itself does not know."""
+
+from planner.schema.errors import ShardwrightError
+
+
+class NotFound(ShardwrightError):
+    """Nothing is stored under this identity."""
+
+    code = "not_found"
+
+    def __init__(self, what: str, identity: str) -> None:
+        super().__init__(f"there is no {what} {identity}")
+
+
+class InvalidJson(ShardwrightError):
+    """The body is not JSON (RFC 8259) at all."""
+
+    code = "invalid_json"
+
+
+class UnknownReference(ShardwrightError):
+    """A request refers to a document that is not stored."""
+
+    code = "unknown_reference"
+
+    def __init__(self, path: str, content_hash: str) -> None:
+        super().__init__(
+            f"{path}: no {path} {content_hash} is stored here; send it inline, or post it to /v1/{path}s first"
+        )
+        self.path = path
+
+
+class JobFailed(ShardwrightError):
+    """A job ended without a plan; `permanent` failures would come again with the same request."""
+
+    def __init__(self, code: str, message: str, *, path: str | None = None, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.path = path
+        self.permanent = permanent
+
+
+class Interrupted(BaseException):
+    """A run ends without a result because the process stops or another one has taken the job over.
+
+    Not an `Exception`: the durable queue must leave the job as it is, to be run again.
+    """

@@ -1,0 +1,92 @@
+"""Look at jobs and follow them."""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+
+from api.service.errors import NotFound
+from api.service.feed import JobFeed
+from profiles_db import jobs
+from profiles_db.engine import Database
+from profiles_db.tables import JobEventRow, JobRow, JobState
+
+POLL_S = 1.0
+"""Jobs that another process runs are looked at this often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job and its newest progress."""
+
+    job: JobRow
+    progress: JobEventRow | None
+
+    @property
+    def is_final(self) -> bool:
+        """Nothing will change any more."""
+        return JobState(self.job.state).is_final
+
+
+class JobService:
+    """Reads jobs."""
+
+    def __init__(self, database: Database, feed: JobFeed) -> None:
+        self._database = database
+        self._feed = feed
+
+    def get(self, job_id: str) -> JobView:
+        """A job.
+
+        Raises:
+            NotFound: no such job.
+        """
+        with self._database.read() as session:
+            job = jobs.get(session, job_id)
+            if job is None:
+                raise NotFound("job", job_id)
+            return JobView(job=job, progress=jobs.last_event(session, job_id))
+
+    async def wait(self, job_id: str, timeout_s: float) -> JobView:
+        """The job when it has ended, or as it is after `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        with self._feed.watch(job_id) as watcher:
+            while True:
+                view = await run_in_threadpool(self.get, job_id)
+                left = deadline - time.monotonic()
+                if view.is_final or left <= 0:
+                    return view
+                await watcher.changed(min(left, POLL_S))
+
+    async def follow(
+        self, job_id: str, after: int, *, silence_s: float
+    ) -> AsyncIterator[JobEventRow | JobView | None]:
+        """Progress after a sequence number as it comes, then the ended job; None after `silence_s` of nothing."""
+        spoke_at = time.monotonic()
+        with self._feed.watch(job_id) as watcher:
+            while True:
+                view = await run_in_threadpool(self.get, job_id)
+                events = await run_in_threadpool(self._events_after, job_id, after)
+                for event in events:
+                    after = event.sequence
+                    yield event
+                if events:
+                    spoke_at = time.monotonic()
+                    continue
+                if view.is_final:
+                    yield view
+                    return
+                if time.monotonic() - spoke_at >= silence_s:
+                    spoke_at = time.monotonic()
+                    yield None
+                await watcher.changed(POLL_S)
+
+    def _events_after(self, job_id: str, sequence: int) -> list[JobEventRow]:
+        with self._database.read() as session:
+            return list(jobs.events_after(session, job_id, sequence))
+
+    def count_by_state(self) -> dict[str, int]:
+        """Number of jobs in each state."""
+        with self._database.read() as session:
+            return jobs.count_by_state(session)

@@ -1,0 +1,111 @@
+"""Ask for plans and find them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from api.service.errors import NotFound, UnknownReference
+from api.service.metrics import Metrics
+from api.service.parsing import SHA256, parse_document, parse_json
+from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
+from planner.schema import PlanRequest
+from profiles_db import documents, jobs, plans, requests
+from profiles_db.engine import Database
+from profiles_db.pages import Cursor, Page
+from profiles_db.tables import JobRow, JobState, PlanRow
+
+TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFilter:
+    """Which plans a list shows; None means all."""
+
+    model: str | None = None
+    cluster: str | None = None
+    outcome: str | None = None
+
+
+class PlanService:
+    """Requests in, plans out. `enqueue` hands a job to the durable queue; handing one over again does nothing."""
+
+    def __init__(self, database: Database, metrics: Metrics, enqueue: Callable[[str], None]) -> None:
+        self._database = database
+        self._metrics = metrics
+        self._enqueue = enqueue
+
+    def submit(self, body: bytes) -> JobRow:
+        """The job that answers a request: an earlier one where it has the plan, a new one else.
+
+        Raises:
+            InvalidJson, InvalidDocument, UnknownReference: the body is not a request.
+        """
+        request = self.parse(body)
+        job = self._job_of(request)
+        if not JobState(job.state).is_final:
+            self._enqueue(job.job_id)
+        return job
+
+    def parse(self, body: bytes) -> PlanRequest:
+        """Read a request; parts given as `sha256:...` are taken from the store."""
+        value = parse_json(body)
+        if isinstance(value, dict):
+            self._resolve(value)
+        return parse_document(PlanRequest, value)
+
+    def _resolve(self, value: dict[str, Any]) -> None:
+        for kind, document_type in documents.DOCUMENT_TYPES.items():
+            reference = value.get(kind.value)
+            if not isinstance(reference, str) or not SHA256.fullmatch(reference):
+                continue
+            with self._database.read() as session:
+                stored = documents.get_bytes(session, kind, reference)
+            if stored is None:
+                raise UnknownReference(kind.value, reference)
+            value[kind.value] = document_type.from_json(stored, source=f"stored {kind} {reference}")
+
+    def _job_of(self, request: PlanRequest) -> JobRow:
+        request_hash = request.content_hash()
+        with self._database.read() as session:
+            known = jobs.latest(session, TENANT, request_hash, PLANNER_VERSION)
+        if known is not None and not _may_be_tried_again(known):
+            self._metrics.plan_requests.labels("plan" if known.plan_id else "job").inc()
+            return known
+        self._metrics.plan_requests.labels("nothing").inc()
+        with self._database.write() as session:
+            requests.put(session, request, request_hash)
+            attempt = 1 if known is None else known.attempt + 1
+            return jobs.add(session, TENANT, request_hash, PLANNER_VERSION, attempt)
+
+    def get(self, plan_id: str) -> bytes:
+        """JSON of a plan.
+
+        Raises:
+            NotFound: no such plan.
+        """
+        with self._database.read() as session:
+            body = plans.get_bytes(session, plan_id)
+        if body is None:
+            raise NotFound("plan", plan_id)
+        return body
+
+    def page(self, chosen: PlanFilter, *, cursor: str | None, limit: int) -> Page[PlanRow]:
+        """Plans, newest first.
+
+        Raises:
+            InvalidCursor: the cursor is not from an earlier page.
+        """
+        after = Cursor.decode(cursor) if cursor is not None else None
+        with self._database.read() as session:
+            return plans.page(
+                session,
+                model_hash=chosen.model,
+                cluster_hash=chosen.cluster,
+                outcome=chosen.outcome,
+                cursor=after,
+                limit=limit,
+            )
+
+
+def _may_be_tried_again(job: JobRow) -> bool:
+    return job.state == JobState.FAILED and not (job.problem or {}).get("permanent", False)

@@ -1,0 +1,54 @@
+"""Settings of the server, from arguments or `SHARDWRIGHT_*` environment variables."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIB = 2**20
+
+
+def default_database_url() -> str:
+    """A SQLite file in the user's data folder."""
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return f"sqlite:///{Path(base) / 'shardwright' / 'shardwright.db'}"
+
+
+def default_planner_command() -> tuple[str, ...]:
+    """This interpreter's planner; `-P` keeps the working directory out of its import path."""
+    return (sys.executable, "-P", "-m", "planner")
+
+
+class Settings(BaseSettings):
+    """All knobs of one server process; none needs to be set."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARDWRIGHT_", frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0 takes a free port."""
+    allow_remote: bool = False
+    """Allow an address that other machines can reach. There is no authentication yet."""
+    database_url: SecretStr = Field(default_factory=lambda: SecretStr(default_database_url()))
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * MIB
+    planner_command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        default_factory=default_planner_command
+    )
+    planner_memory_bytes: Annotated[int, Field(ge=64 * MIB)] = 8 * 1024 * MIB
+    """Address space of one planner process."""
+    planner_wall_s: Annotated[float, Field(gt=0)] = 1800.0
+    """A planner that runs longer is stopped; requests carry their own, deterministic limit."""
+    max_concurrent_solves: Annotated[int, Field(ge=1)] = Field(
+        default_factory=lambda: max(1, (os.cpu_count() or 1) // 2)
+    )
+    max_starts: Annotated[int, Field(ge=1)] = 3
+    """Times that a job whose process died is started again before it is given up."""
+    queue_poll_s: Annotated[float, Field(gt=0)] = 0.2
+    heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
+    heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """On PostgreSQL, jobs of a process that has been silent for so long are taken over."""
+    log_format: Literal["json", "console"] = "console"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -1,0 +1,106 @@
+"""Train a small Llama for five steps, sharded as a plan says.
+
+    torchrun --nproc-per-node 2 examples/train_llama.py plan.json
+    torchrun --nproc-per-node 2 examples/train_llama.py --url http://127.0.0.1:8000 --request request.json
+
+The plan is for the model that `build_model` makes: describe that model and plan it for as many ranks as you start.
+The rest of the script is an ordinary training loop. Needs torch and transformers.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from planner.schema import Plan, PlanRequest
+from runtime_client.apply import apply_plan
+from runtime_client.client import PlanClient, load_plan
+
+NUM_STEPS = 5
+VOCABULARY = 512
+SEQUENCE = 64
+
+
+def build_model() -> nn.Module:
+    """A Llama of 0.6 million parameters with random weights, the same on every rank."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def get_plan(arguments: argparse.Namespace) -> Plan:
+    """Rank 0 reads the file or asks the service, and hands the plan to the others."""
+    shared: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        shared[0] = ask(arguments).to_json()
+    dist.broadcast_object_list(shared)
+    assert shared[0] is not None
+    return Plan.from_json(shared[0])
+
+
+def ask(arguments: argparse.Namespace) -> Plan:
+    """A plan from a file, or from a service (which may be away: then the last good plan)."""
+    if arguments.url is None:
+        return load_plan(arguments.plan)
+    with open(arguments.request, encoding="utf-8") as file:
+        request = PlanRequest.from_json(file.read(), source=arguments.request)
+    client = PlanClient(arguments.url, api_key=os.environ.get("SHARDWRIGHT_API_KEY"), deadline_s=60)
+    return client.plan(request).plan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small Llama, sharded as a plan says.")
+    parser.add_argument("plan", nargs="?", help="plan file")
+    parser.add_argument("--url", help="plan service to ask instead")
+    parser.add_argument("--request", help="request file for the service")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
+    arguments = parser.parse_args()
+    if (arguments.plan is None) == (arguments.url is None) or (arguments.url and not arguments.request):
+        parser.error("give a plan file, or --url with --request")
+
+    device = torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None and not arguments.cpu:
+        device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device.index)
+    dist.init_process_group()
+
+    applied = apply_plan(build_model(), get_plan(arguments), device_type=device.type)
+    model, decisions = applied.model, applied.decisions
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    applied.check_optimizer(optimizer)
+
+    torch.manual_seed(1 + dist.get_rank())
+    shape = (decisions.num_micro_batches, decisions.micro_batch, SEQUENCE)
+    batches = torch.randint(0, VOCABULARY, shape, device=device)
+    for step in range(NUM_STEPS):
+        total = torch.zeros((), device=device)
+        for index, tokens in enumerate(batches):
+            applied.begin_micro_batch(index)
+            logits = model(input_ids=tokens).logits[:, :-1].float()
+            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            (loss / decisions.num_micro_batches).backward()
+            total += loss.detach() / decisions.num_micro_batches
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(total)
+        if dist.get_rank() == 0:
+            print(f"step {step} loss {total.item() / dist.get_world_size():.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Storage: tables, repositories and migrations."""

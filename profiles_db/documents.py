@@ -1,0 +1,58 @@
+"""Content-addressed documents: models, clusters and profiles."""
+
+import zlib
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, undefer
+
+from planner.schema import ClusterDescription, ModelDescription, Profile
+from profiles_db.insert import insert_if_absent
+from profiles_db.pages import Cursor, Page, newest_first, page_of
+from profiles_db.tables import DocumentKind, DocumentRow, now_us
+
+StoredDocument = ModelDescription | ClusterDescription | Profile
+
+DOCUMENT_TYPES: dict[DocumentKind, type[StoredDocument]] = {
+    DocumentKind.MODEL: ModelDescription,
+    DocumentKind.CLUSTER: ClusterDescription,
+    DocumentKind.PROFILE: Profile,
+}
+
+
+def put(session: Session, document: StoredDocument) -> tuple[str, bool]:
+    """Store a document once; returns its hash and whether it is new."""
+    body = document.canonical_bytes()
+    content_hash = document.content_hash()
+    values = {
+        "content_hash": content_hash,
+        "kind": DocumentKind(document.kind),
+        "name": document.name,
+        "size_bytes": len(body),
+        "created_at_us": now_us(),
+        "body": zlib.compress(body),
+    }
+    return content_hash, insert_if_absent(session, DocumentRow, values)
+
+
+def get_bytes(session: Session, kind: DocumentKind, content_hash: str) -> bytes | None:
+    """Canonical JSON of a document; None when it is not stored as that kind."""
+    query = select(DocumentRow.body).where(DocumentRow.content_hash == content_hash, DocumentRow.kind == kind)
+    body = session.scalar(query)
+    return None if body is None else zlib.decompress(body)
+
+
+def get_row(session: Session, kind: DocumentKind, content_hash: str) -> DocumentRow | None:
+    """The row with its body."""
+    query = select(DocumentRow).where(DocumentRow.content_hash == content_hash, DocumentRow.kind == kind)
+    return session.scalar(query.options(undefer(DocumentRow.body)))
+
+
+def page(
+    session: Session, kind: DocumentKind, *, cursor: Cursor | None = None, limit: int = 50
+) -> Page[DocumentRow]:
+    """Documents of a kind, newest first, without their bodies."""
+    query = select(DocumentRow).where(DocumentRow.kind == kind)
+    rows = session.scalars(
+        newest_first(query, DocumentRow.created_at_us, DocumentRow.content_hash, cursor=cursor, limit=limit)
+    ).all()
+    return page_of(rows, "content_hash", limit=limit)

@@ -1,0 +1,138 @@
+"""Jobs: attempts to solve a request. Every start raises the fence; an older start can no longer write."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import CursorResult, func, select, update
+from sqlalchemy.orm import Session
+
+from profiles_db.insert import insert_if_absent
+from profiles_db.tables import JobEventRow, JobRow, JobState, now_us
+
+_UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
+
+
+def job_id_of(tenant: str, request_hash: str, planner_version: str, attempt: int) -> str:
+    """Identity of a job: the same work has the same id, and tenants cannot see each other's."""
+    return f"{tenant}:{request_hash}:{planner_version}:{attempt}"
+
+
+def latest(session: Session, tenant: str, request_hash: str, planner_version: str) -> JobRow | None:
+    """The newest attempt."""
+    query = (
+        select(JobRow)
+        .where(
+            JobRow.tenant == tenant,
+            JobRow.request_hash == request_hash,
+            JobRow.planner_version == planner_version,
+        )
+        .order_by(JobRow.attempt.desc())
+        .limit(1)
+    )
+    return session.scalar(query)
+
+
+def add(session: Session, tenant: str, request_hash: str, planner_version: str, attempt: int) -> JobRow:
+    """The job of an attempt; when two ask at once, both get the same one."""
+    job_id = job_id_of(tenant, request_hash, planner_version, attempt)
+    values = {
+        "job_id": job_id,
+        "tenant": tenant,
+        "request_hash": request_hash,
+        "planner_version": planner_version,
+        "attempt": attempt,
+        "state": JobState.QUEUED,
+        "fence": 0,
+        "num_interruptions": 0,
+        "created_at_us": now_us(),
+    }
+    insert_if_absent(session, JobRow, values)
+    job = session.get(JobRow, job_id)
+    assert job is not None
+    return job
+
+
+def get(session: Session, job_id: str) -> JobRow | None:
+    """A job by its id."""
+    return session.get(JobRow, job_id)
+
+
+def unfinished(session: Session) -> Sequence[JobRow]:
+    """Jobs that are queued or running, oldest first."""
+    query = select(JobRow).where(JobRow.state.in_(_UNFINISHED)).order_by(JobRow.created_at_us)
+    return session.scalars(query).all()
+
+
+def count_by_state(session: Session) -> dict[str, int]:
+    """Number of jobs in each state."""
+    rows = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state))
+    return dict(rows.all())
+
+
+def start(session: Session, job_id: str) -> JobRow | None:
+    """Begin a run; the returned row holds the new fence. None when the job is finished or unknown."""
+    changed = session.execute(
+        update(JobRow)
+        .where(JobRow.job_id == job_id, JobRow.state.in_(_UNFINISHED))
+        .values(state=JobState.RUNNING, fence=JobRow.fence + 1, started_at_us=now_us())
+        .execution_options(synchronize_session=False)
+    )
+    assert isinstance(changed, CursorResult)
+    return session.get(JobRow, job_id) if changed.rowcount == 1 else None
+
+
+def put_back(session: Session, job_id: str, *, fence: int) -> None:
+    """End a run that was interrupted in good order, so that it can start again."""
+    session.execute(
+        update(JobRow)
+        .where(JobRow.job_id == job_id, JobRow.fence == fence, JobRow.state == JobState.RUNNING)
+        .values(state=JobState.QUEUED, num_interruptions=JobRow.num_interruptions + 1)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def finish(
+    session: Session,
+    job_id: str,
+    *,
+    fence: int,
+    plan_id: str | None = None,
+    problem: dict[str, Any] | None = None,
+) -> bool:
+    """Publish the result of a run; returns False when a later run has taken over or a result is there."""
+    state = JobState.SUCCEEDED if plan_id is not None else JobState.FAILED
+    changed = session.execute(
+        update(JobRow)
+        .where(JobRow.job_id == job_id, JobRow.fence == fence, JobRow.state.in_(_UNFINISHED))
+        .values(state=state, plan_id=plan_id, problem=problem, finished_at_us=now_us())
+        .execution_options(synchronize_session=False)
+    )
+    assert isinstance(changed, CursorResult)
+    return changed.rowcount == 1
+
+
+def add_event(session: Session, job_id: str, *, fence: int, data: dict[str, Any]) -> bool:
+    """Append progress; returns False when a later run has taken over."""
+    holder = select(JobRow.fence).where(JobRow.job_id == job_id, JobRow.state == JobState.RUNNING)
+    if session.scalar(holder.with_for_update()) != fence:
+        return False
+    last = session.scalar(select(func.max(JobEventRow.sequence)).where(JobEventRow.job_id == job_id))
+    session.add(JobEventRow(job_id=job_id, sequence=(last or 0) + 1, at_us=now_us(), data=data))
+    return True
+
+
+def events_after(session: Session, job_id: str, sequence: int, *, limit: int = 1000) -> Sequence[JobEventRow]:
+    """Progress after a sequence number, in order."""
+    query = (
+        select(JobEventRow)
+        .where(JobEventRow.job_id == job_id, JobEventRow.sequence > sequence)
+        .order_by(JobEventRow.sequence)
+        .limit(limit)
+    )
+    return session.scalars(query).all()
+
+
+def last_event(session: Session, job_id: str) -> JobEventRow | None:
+    """The newest progress."""
+    query = select(JobEventRow).where(JobEventRow.job_id == job_id).order_by(JobEventRow.sequence.desc()).limit(1)
+    return session.scalar(query)

@@ -1,0 +1,85 @@
+"""Keyset pages, newest first: a cursor is the place after the last row shown, so pages stay stable under writes."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute
+
+from planner.schema.errors import ShardwrightError
+
+Row = TypeVar("Row")
+
+
+class InvalidCursor(ShardwrightError):
+    """A cursor that no page gave out."""
+
+    code = "invalid_cursor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """The last row of a page."""
+
+    created_at_us: int
+    key: str
+
+    def encode(self) -> str:
+        """Opaque text for URLs."""
+        return base64.urlsafe_b64encode(f"{self.created_at_us}|{self.key}".encode()).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, text: str) -> "Cursor":
+        """Read `encode`'s text.
+
+        Raises:
+            InvalidCursor: the text was not made by `encode`.
+        """
+        try:
+            padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+            at, _, key = base64.b64decode(padded, altchars=b"-_", validate=True).decode("ascii").partition("|")
+            cursor = cls(created_at_us=int(at), key=key)
+        except (ValueError, binascii.Error):
+            cursor = None
+        if (
+            cursor is None
+            or not 0 <= cursor.created_at_us < 2**62
+            or not cursor.key.isprintable()
+            or not cursor.key
+        ):
+            raise InvalidCursor("cursor is not one that a page gave out; start again without it")
+        return cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[Row]):
+    """Some rows, newest first, and the cursor of the next page if there is one."""
+
+    items: Sequence[Row]
+    next: str | None
+
+
+def newest_first(
+    query: Select[Row],
+    created_at_us: InstrumentedAttribute[int],
+    key: InstrumentedAttribute[str],
+    *,
+    cursor: Cursor | None,
+    limit: int,
+) -> Select[Row]:
+    """One row more than `limit`, so that `page_of` knows whether another page follows."""
+    if cursor is not None:
+        query = query.where(tuple_(created_at_us, key) < tuple_(cursor.created_at_us, cursor.key))
+    return query.order_by(created_at_us.desc(), key.desc()).limit(limit + 1)
+
+
+def page_of(rows: Sequence[Any], key: str, *, limit: int) -> Page[Any]:
+    """Cut the extra row off and name the next page."""
+    items = rows[:limit]
+    if len(rows) <= limit:
+        return Page(items=items, next=None)
+    last = items[-1]
+    return Page(items=items, next=Cursor(created_at_us=last.created_at_us, key=getattr(last, key)).encode())

@@ -1,0 +1,1 @@
+"""The only part that touches torch: describe a module, apply a plan, ask the service."""

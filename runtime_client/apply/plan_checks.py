@@ -1,0 +1,144 @@
+"""Checks of a plan against this client and this process, before any model is looked at."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from planner.schema import ActivationPolicy, Decisions, Plan, PlanBody, StateTier
+from runtime_client.apply.versions import satisfies
+from runtime_client.errors import (
+    InfeasiblePlan,
+    MeshMismatch,
+    MissingClientFeature,
+    PlanIdentityMismatch,
+    ProcessGroupMissing,
+    TorchVersionMismatch,
+    UnsupportedPlan,
+    WorldSizeMismatch,
+)
+from runtime_client.features import CLIENT_FEATURES
+
+
+def verified_body(plan: Plan | PlanBody) -> PlanBody:
+    """The body of a plan whose identity holds; a bare body has none to check."""
+    if isinstance(plan, PlanBody):
+        return plan
+    if not plan.verify():
+        raise PlanIdentityMismatch(
+            f"envelope.plan_id is {plan.envelope.plan_id}, but the body is {plan.body.content_hash()}: the plan "
+            "was changed after it was made. Fetch it again; to apply a plan edited by hand, pass its body alone."
+        )
+    return plan.body
+
+
+def feasible_decisions(body: PlanBody) -> Decisions:
+    """The decisions of a plan that has some."""
+    if body.outcome == "feasible" and body.decisions is not None:
+        return body.decisions
+    found = body.infeasibility
+    reason = f": {found.reason}" if found else ""
+    advice = " ".join(found.advice) if found and found.advice else "Plan again with more ranks or memory."
+    raise InfeasiblePlan(f"plan {body.name!r} is infeasible{reason}. {advice}")
+
+
+def check_torch_version(body: PlanBody) -> None:
+    """`requires.torch` against the installed torch."""
+    installed, wanted = str(torch.__version__), body.requires.torch
+    try:
+        met = satisfies(installed, wanted)
+    except ValueError as error:
+        raise TorchVersionMismatch(f"requires.torch: {error}") from None
+    if not met:
+        raise TorchVersionMismatch(
+            f"requires.torch is {wanted!r}, but torch {installed} is installed. Install a version in that range, "
+            "or plan again with workload.torch_version set to the installed one."
+        )
+
+
+def check_client_features(body: PlanBody) -> None:
+    """`requires.client_features` against what this client applies."""
+    missing = sorted(set(body.requires.client_features) - set(CLIENT_FEATURES))
+    if missing:
+        raise MissingClientFeature(
+            f"requires.client_features: this client cannot apply {', '.join(missing)}. Upgrade it, or plan again "
+            f"with client_features = {[str(feature) for feature in CLIENT_FEATURES]}."
+        )
+
+
+def check_supported(decisions: Decisions) -> None:
+    """Refuse decisions that this client, or the installed torch, cannot carry out."""
+    remedy = "Plan again with the client_features of this client."
+    if decisions.layouts:
+        raise UnsupportedPlan(f"decisions.layouts: ragged layouts cannot be applied. {remedy}")
+    for index, unit in enumerate(decisions.units):
+        where = f"decisions.units[{index}]"
+        if unit.layout is not None:
+            raise UnsupportedPlan(f"{where}.layout: ragged layouts cannot be applied. {remedy}")
+        for field, tier in (("parameter_tier", unit.parameter_tier), ("optimizer_tier", unit.optimizer_tier)):
+            if tier is not StateTier.DEVICE:
+                raise UnsupportedPlan(f"{where}.{field}: offload to {tier} cannot be applied. {remedy}")
+        _check_reshard(unit.reshard_after_forward, decisions.mesh.shard, f"{where}.reshard_after_forward")
+    for index, activation in enumerate(decisions.activations):
+        if activation.policy not in (ActivationPolicy.NONE, ActivationPolicy.FULL):
+            raise UnsupportedPlan(
+                f"decisions.activations[{index}].policy: {activation.policy} checkpointing of "
+                f"{activation.module!r} cannot be applied. {remedy}"
+            )
+    _check_knobs(decisions)
+
+
+def _check_reshard(value: bool | int | None, shard: int, where: str) -> None:
+    if isinstance(value, bool) or value is None:
+        return
+    if not 1 < value < shard or shard % value:
+        raise UnsupportedPlan(
+            f"{where} is {value}, which is not a divisor of the shard degree {shard} between 1 and {shard}. "
+            "Use true, false or such a divisor."
+        )
+
+
+def _check_knobs(decisions: Decisions) -> None:
+    needed = []
+    if decisions.runtime.reduce_scatter_max_input_buffers > 1:
+        needed.append(("reduce_scatter_max_input_buffers", "set_reduce_scatter_max_input_buffers"))
+    if decisions.runtime.separate_reduce_scatter_group:
+        needed.append(("separate_reduce_scatter_group", "set_separate_reduce_scatter_group"))
+    for field, method in needed:
+        if not hasattr(FSDPModule, method):
+            raise UnsupportedPlan(
+                f"decisions.runtime.{field}: torch {torch.__version__} has no {method}. Upgrade torch, or plan "
+                "again with workload.torch_version set to the installed one."
+            )
+
+
+def check_world(body: PlanBody, decisions: Decisions, mesh: DeviceMesh | None) -> None:
+    """The ranks of this job (or of the mesh handed over) against those of the plan."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ProcessGroupMissing(
+            f"the plan is for {body.world_size} ranks, but torch.distributed is not initialised. Start the script "
+            "with torchrun and call torch.distributed.init_process_group first."
+        )
+    wanted = decisions.mesh
+    if wanted.num_ranks != body.world_size:
+        raise WorldSizeMismatch(
+            f"decisions.mesh covers {wanted.num_ranks} ranks, but world_size is {body.world_size}: the plan "
+            "contradicts itself. Plan again."
+        )
+    num_ranks = dist.get_world_size() if mesh is None else mesh.size()
+    if num_ranks != body.world_size:
+        raise WorldSizeMismatch(
+            f"world_size is {body.world_size}, but {'this job' if mesh is None else 'the mesh'} has {num_ranks} "
+            f"ranks. Start {body.world_size} ranks, or plan again for {num_ranks}."
+        )
+    if mesh is not None:
+        _check_mesh(mesh, decisions)
+
+
+def _check_mesh(mesh: DeviceMesh, decisions: Decisions) -> None:
+    wanted = decisions.mesh
+    shape = (wanted.shard,) if wanted.replicate == 1 else (wanted.replicate, wanted.shard)
+    if tuple(mesh.shape) != shape:
+        raise MeshMismatch(f"decisions.mesh is {shape}, but the mesh handed over is {tuple(mesh.shape)}.")
+    if mesh.mesh_dim_names is None:
+        raise MeshMismatch("the mesh handed over has no mesh_dim_names; name its dimensions in init_device_mesh.")

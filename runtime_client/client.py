@@ -1,0 +1,149 @@
+"""Get a plan for a job: from the service, from the local cache when the service is away, or from a file.
+
+Nothing here imports torch, so a launcher can use it. One rank (or the launcher) should ask and hand the plan on.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import httpx2
+
+from planner.schema import InvalidDocument, Plan, PlanBody, PlanRequest
+from runtime_client.cache import PlanCache, PlanKey, default_cache_dir
+from runtime_client.errors import ClientError, NoPlanAvailable, PlanIdentityMismatch, ServiceUnavailable
+from runtime_client.service import Deadline, PlanService
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFor:
+    """A plan, and how current it is."""
+
+    plan: Plan
+    source: Literal["service", "cache"]
+    stale: bool = False
+    """The service did not answer; this is the last plan that it gave for this model, workload and world size."""
+    age_s: float = 0.0
+    """Seconds since the plan was received."""
+    reason: str = ""
+    """Why the plan is stale."""
+
+
+class PlanClient:
+    """Asks a plan service, and never holds a job up for longer than the deadline."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        deadline_s: float = 30.0,
+        cache_dir: Path | str | None = None,
+    ) -> None:
+        """Remember where to ask.
+
+        Args:
+            url: Base address of the service, e.g. `https://plans.example.com`.
+            api_key: Sent as a bearer token.
+            deadline_s: Seconds that `plan` may take, all retries and polls together.
+            cache_dir: Where the last good plans are kept; by default below the user's cache directory.
+
+        Raises:
+            ClientError: the address is not one of HTTP, or the deadline is not positive.
+        """
+        if deadline_s <= 0:
+            raise ClientError(f"deadline_s is {deadline_s}; it must be positive")
+        self.deadline_s = deadline_s
+        self._service = PlanService(_checked_url(url), api_key=api_key)
+        self._cache = PlanCache(Path(cache_dir) if cache_dir is not None else default_cache_dir())
+
+    def plan(self, request: PlanRequest) -> PlannedFor:
+        """The plan of a request; the last good one, marked stale, when the service cannot answer in time.
+
+        A plan may be infeasible: that is an answer, with its reason. Such plans are not cached.
+
+        Raises:
+            PlanServiceError: the service refused the request (the cache is not asked then).
+            NoPlanAvailable: no answer in time, and nothing cached.
+        """
+        key = PlanKey.of(request)
+        try:
+            plan = self._fetch(request)
+            if (why := key.mismatch(plan)) is not None:
+                raise ServiceUnavailable(f"the plan of {self._service.url} is of no use: {why}")
+        except ServiceUnavailable as error:
+            return self._last_good(key, error)
+        if plan.body.outcome == "feasible":
+            self._cache.store(key, plan)
+        return PlannedFor(plan=plan, source="service")
+
+    def _fetch(self, request: PlanRequest) -> Plan:
+        """Fetch in a thread of its own: resolving a name, for one, knows no timeout."""
+        answers: list[Plan | BaseException] = []
+        deadline = Deadline.after(self.deadline_s)
+
+        def work() -> None:
+            try:
+                answers.append(self._service.fetch(request.to_json(), deadline))
+            except BaseException as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=work, name="shardwright-plan", daemon=True)
+        thread.start()
+        thread.join(deadline.remaining_s)
+        if not answers:
+            raise ServiceUnavailable("no answer")
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
+
+    def _last_good(self, key: PlanKey, error: ServiceUnavailable) -> PlannedFor:
+        reason = f"{self._service.url} gave no plan within {self.deadline_s:g} s: {error}"
+        cached = self._cache.load(key)
+        if cached is None:
+            raise NoPlanAvailable(
+                f"{reason}; and {self._cache.directory} holds no plan for this model, workload and "
+                f"{key.world_size} ranks. Start the service, allow more time, or load a plan from a file."
+            ) from error
+        _log.warning("%s; using the plan of %.0f s ago", reason, cached.age_s)
+        return PlannedFor(plan=cached.plan, source="cache", stale=True, age_s=cached.age_s, reason=reason)
+
+
+def load_plan(path: Path | str) -> Plan:
+    """A plan from a file: a plan with its envelope, or a bare body (which then gets an envelope).
+
+    Raises:
+        ClientError: the file cannot be read.
+        InvalidDocument: it holds neither.
+        PlanIdentityMismatch: the body was changed after the plan was made.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise ClientError(f"{path}: {error.strerror or error}") from None
+    try:
+        plan = Plan.from_json(text, source=str(path))
+    except InvalidDocument as error:
+        if not any(problem_path == "body" for problem_path, _ in error.problems):
+            raise
+        return Plan.of(PlanBody.from_json(text, source=str(path)))
+    if not plan.verify():
+        raise PlanIdentityMismatch(
+            f"{path}: envelope.plan_id is {plan.envelope.plan_id}, but the body is {plan.body.content_hash()}. "
+            "Plan again; to apply a plan edited by hand, keep its body alone in the file."
+        )
+    return plan
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError) as error:
+        raise ClientError(f"{url!r} is not an address: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ClientError(f"{url!r} is not an address of HTTP; give one such as https://plans.example.com")
+    return url

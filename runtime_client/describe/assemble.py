@@ -1,0 +1,118 @@
+"""Puts the traces of all points together: one kind for equal calls, polynomials for quantities."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.schema.model import LOSS_PATH, Call, CallKind, CallRole, SharedTensor
+from runtime_client.describe.errors import DifferentTraces
+from runtime_client.describe.fit import Fitter, PointSet, without_dominated
+from runtime_client.describe.point import PointCall, PointTrace
+from runtime_client.describe.prepare import unused_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """What a description says of the calls of a model."""
+
+    kinds: dict[str, CallKind]
+    calls: tuple[Call, ...]
+    shared: tuple[SharedTensor, ...]
+
+
+def assemble(point_set: PointSet, traces: Sequence[PointTrace]) -> Body:
+    """Fit every quantity and store equal calls once.
+
+    Raises:
+        DifferentTraces: the points do not run the same operations.
+        NotPolynomial: a quantity is no combination of the terms of `point_set`.
+    """
+    fitter = Fitter(point_set)
+    _require_equal_paths(traces)
+    columns = [
+        (index, column)
+        for index, column in enumerate(zip(*(trace.calls for trace in traces), strict=True))
+        if any(call.has_work for call in column)
+    ]
+    new_index = {index: position for position, (index, _) in enumerate(columns)}
+    fitted: dict[tuple[CallKind, ...], CallKind] = {}
+    called = [(column[0].path, _kind(fitter, column, fitted)) for _, column in columns]
+    names = _names(called)
+    return Body(
+        kinds={name: kind for kind, name in names.items()},
+        calls=tuple(Call(path=path, kind=names[kind]) for path, kind in called),
+        shared=_shared(fitter, traces, new_index),
+    )
+
+
+def wished_name(path: str, role: CallRole) -> str:
+    """Readable name of what a frontier module does or holds."""
+    if role in (CallRole.BLOCK, CallRole.LOSS):
+        return str(role)
+    return path.rpartition(".")[2] or "model"
+
+
+def _names(called: Sequence[tuple[str, CallKind]]) -> dict[CallKind, str]:
+    """A name for each kind, in order of first use; of several alike the most used has the plain name."""
+    first_path: dict[CallKind, str] = {}
+    for path, kind in called:
+        first_path.setdefault(kind, path)
+    counts = Counter(kind for _, kind in called)
+    taken: set[str] = set()
+    chosen = {
+        kind: unused_name(wished_name(first_path[kind], kind.role), taken)
+        for kind in sorted(first_path, key=lambda kind: -counts[kind])
+    }
+    return {kind: chosen[kind] for kind in first_path}
+
+
+def _kind(fitter: Fitter, column: Sequence[PointCall], fitted: dict[tuple[CallKind, ...], CallKind]) -> CallKind:
+    _require_equal_ops(column)
+    kinds = tuple(call.kind for call in column)
+    if kinds not in fitted:
+        fitted[kinds] = without_dominated(fitter.merge(kinds, column[0].path))
+    return fitted[kinds]
+
+
+def _require_equal_paths(traces: Sequence[PointTrace]) -> None:
+    expected = [call.path for call in traces[0].calls]
+    for trace in traces[1:]:
+        paths = [call.path for call in trace.calls]
+        if paths != expected:
+            raise DifferentTraces(
+                f"at micro-batch {trace.point.micro_batch} and sequence {trace.point.sequence} the model makes "
+                f"{len(paths)} calls, elsewhere {len(expected)}: its control flow must not depend on sizes"
+            )
+
+
+def _require_equal_ops(column: Sequence[PointCall]) -> None:
+    for call in column[1:]:
+        for one, other in zip(column[0].ops, call.ops, strict=True):
+            if one != other:
+                raise DifferentTraces(
+                    f"module {_shown(call.path)} runs {_difference(one, other)} at another size: its operations "
+                    "must not depend on the micro-batch or the sequence length"
+                )
+
+
+def _difference(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    for position, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return f"{b} in place of {a} as kernel {position}"
+    return f"{len(other)} kernels in place of {len(one)}"
+
+
+def _shown(path: str) -> str:
+    return "the loss" if path == LOSS_PATH else repr(path)
+
+
+def _shared(fitter: Fitter, traces: Sequence[PointTrace], new_index: dict[int, int]) -> tuple[SharedTensor, ...]:
+    if any(trace.shared.keys() != traces[0].shared.keys() for trace in traces):
+        raise DifferentTraces("other storages are saved by several calls at another size: avoid branches on sizes")
+    merged = []
+    for label in traces[0].shared:
+        path = traces[0].calls[label[0]].path
+        tensor = fitter.merge([trace.shared[label] for trace in traces], path, "shared")
+        indices = {"first_call": new_index[tensor.first_call], "last_call": new_index[tensor.last_call]}
+        merged.append(tensor.model_copy(update=indices))
+    return tuple(merged)

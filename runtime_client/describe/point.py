@@ -1,0 +1,224 @@
+"""Turns the runs at one point into call kinds whose quantities are constants.
+
+[Note: what is kept] A storage alive between forward and backward is kept by the calls that save it: those whose
+autograd nodes pack it and, under full checkpointing, the block whose argument it is. A storage kept by one call
+belongs to it; kept by several under any policy it is shared, so that each mix of policies counts it once. One that
+nobody saves but something still holds is kept by the call that made it. A moment of a call is everything alive less
+what earlier calls keep, so that the sum over calls gives back exactly what was alive.
+"""
+
+from dataclasses import dataclass
+
+from planner.schema.model import (
+    CallKind,
+    CallRole,
+    Liveness,
+    Moment,
+    Region,
+    SavedTensor,
+    SharedTensor,
+    TracePoint,
+    Work,
+)
+from planner.schema.polynomial import Polynomial
+from runtime_client.describe.calls import CallTrace, MomentTrace, Pass, RegionTrace, WorkCount
+from runtime_client.describe.errors import AbsurdActivations, DifferentTraces
+from runtime_client.describe.run import RunTrace
+from runtime_client.describe.storages import Label, Storage
+
+MAX_KEPT_RATIO = 64
+"""A block may keep this many times its inputs, outputs and parameters; eager attention stays far below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointCall:
+    """A call at one point; `kind` has constants for polynomials."""
+
+    path: str
+    kind: CallKind
+    ops: tuple[tuple[str, ...], ...]
+    """Kernels of forward, backward and recomputation."""
+    has_work: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointTrace:
+    """All calls at one point, those without work included, and the storages that several of them save."""
+
+    point: TracePoint
+    calls: tuple[PointCall, ...]
+    shared: dict[Label, SharedTensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ledger:
+    """Which call keeps which storage, under one policy; `own` is indexed by call."""
+
+    own: list[list[Storage]]
+    kept_before: list[int]
+    """Bytes that the calls before each call keep."""
+
+
+def trace_point(point: TracePoint, plain: RunTrace, checkpointed: RunTrace | None) -> PointTrace:
+    """Combine a run without and a run with full checkpointing of every block.
+
+    Raises:
+        DifferentTraces: the runs do not make the same calls.
+    """
+    runs = [plain] if checkpointed is None else [plain, checkpointed]
+    _require_equal_calls(runs)
+    shared = _shared(runs)
+    plain_ledger = _ledger(plain, None, shared)
+    full_ledger = _ledger(checkpointed, plain_ledger, shared) if checkpointed is not None else None
+    calls = []
+    for index, call in enumerate(plain.calls):
+        again = checkpointed.calls[index] if checkpointed is not None else None
+        full = None
+        if again is not None and full_ledger is not None and call.role is CallRole.BLOCK:
+            full = _liveness(again, full_ledger)
+        calls.append(_point_call(call, again, _liveness(call, plain_ledger), full))
+    return PointTrace(point=point, calls=tuple(calls), shared=shared)
+
+
+def refuse_absurd_activations(trace: PointTrace, plain: RunTrace, parameter_bytes: dict[str, int]) -> None:
+    """Refuse blocks that keep more than `MAX_KEPT_RATIO` times what goes in, comes out and is learned.
+
+    Args:
+        trace: the model at one point.
+        plain: the run that it comes from.
+        parameter_bytes: bytes of parameters by path of a block.
+
+    Raises:
+        AbsurdActivations: for the first such block.
+    """
+    for index, call in enumerate(trace.calls):
+        if call.kind.role is CallRole.BLOCK:
+            kept = sum(int(tensor.size_bytes.one) for tensor in call.kind.none.saved)
+            limit = MAX_KEPT_RATIO * (plain.calls[index].boundary_bytes + parameter_bytes.get(call.path, 0))
+            if kept > limit:
+                raise AbsurdActivations(call.path, kept, limit)
+
+
+def _require_equal_calls(runs: list[RunTrace]) -> None:
+    paths = [[call.path for call in run.calls] for run in runs]
+    if paths[0] != paths[-1]:
+        position = next(
+            (index for index, (a, b) in enumerate(zip(paths[0], paths[-1], strict=False)) if a != b),
+            min(map(len, paths)),
+        )
+        raise DifferentTraces(
+            f"with its blocks checkpointed the model makes other calls, from call {position} on: "
+            f"{paths[0][position : position + 1]} became {paths[-1][position : position + 1]}; "
+            "its forward must not depend on the class of its blocks"
+        )
+
+
+def _shared(runs: list[RunTrace]) -> dict[Label, SharedTensor]:
+    savers: dict[Label, set[int]] = {}
+    sizes: dict[Label, int] = {}
+    for run in runs:
+        for storage in run.kept:
+            savers.setdefault(storage.label, set()).update(storage.savers)
+            sizes[storage.label] = storage.size_bytes
+    return {
+        label: SharedTensor(size_bytes=_constant(sizes[label]), first_call=min(calls), last_call=max(calls))
+        for label, calls in sorted(savers.items())
+        if len(calls) > 1
+    }
+
+
+def _ledger(run: RunTrace, plain: _Ledger | None, shared: dict[Label, SharedTensor]) -> _Ledger:
+    own: list[list[Storage]] = [[] for _ in run.calls]
+    for storage in run.kept:
+        if storage.label not in shared:
+            own[next(iter(storage.savers))].append(storage)
+    if plain is not None:
+        # Calls that are no blocks are described by the plain run alone, so it says what they keep.
+        own = [own[call.index] if call.role is CallRole.BLOCK else plain.own[call.index] for call in run.calls]
+    kept = [sum(storage.size_bytes for storage in storages) for storages in own]
+    for tensor in shared.values():
+        kept[tensor.first_call] += int(tensor.size_bytes.one)
+    return _Ledger(own=own, kept_before=[sum(kept[:index]) for index in range(len(kept))])
+
+
+def _liveness(call: CallTrace, ledger: _Ledger) -> Liveness:
+    saved = sorted(ledger.own[call.index], key=lambda storage: storage.label)
+    before = ledger.kept_before[call.index]
+    return Liveness(
+        saved=tuple(_saved_tensor(storage, call) for storage in saved),
+        forward=tuple(_moment(moment, call, before) for moment in call.forward),
+        backward=tuple(_moment(moment, call, before) for moment in call.backward),
+    )
+
+
+def _saved_tensor(storage: Storage, call: CallTrace) -> SavedTensor:
+    made_inside = storage.label[0] == call.index
+    return SavedTensor(
+        size_bytes=_constant(storage.size_bytes),
+        op=storage.op if made_inside else "",
+        region=_existing(storage.savers[call.index], call),
+        from_input=not made_inside,
+    )
+
+
+def _moment(moment: MomentTrace, call: CallTrace, kept_before: int) -> Moment:
+    return Moment(
+        region=_existing(moment.region, call),
+        live_bytes=_constant(moment.live_bytes - kept_before),
+        num_gradients=moment.num_gradients,
+    )
+
+
+def _existing(region: int, call: CallTrace) -> int:
+    return min(region, len(call.regions) - 1)
+
+
+def _point_call(call: CallTrace, again: CallTrace | None, none: Liveness, full: Liveness | None) -> PointCall:
+    recomputed = again if full is not None and again is not None else call
+    regions = tuple(
+        _region(region, other.works[Pass.RECOMPUTE])
+        for region, other in zip(call.regions, recomputed.regions, strict=True)
+    )
+    kind = CallKind(
+        role=call.role,
+        regions=regions,
+        none=none,
+        full=full,
+        gradient_order=tuple(call.gradient_order),
+        input_requires_grad=call.input_requires_grad,
+        output_requires_grad=call.output_requires_grad,
+        kernels=tuple(sorted(call.kernels)),
+    )
+    ops = (
+        tuple(call.kernel_ops[Pass.FORWARD]),
+        tuple(call.kernel_ops[Pass.BACKWARD]),
+        tuple(recomputed.kernel_ops[Pass.RECOMPUTE]),
+    )
+    return PointCall(
+        path=call.path,
+        kind=kind,
+        ops=ops,
+        has_work=call.role is CallRole.LOSS or call.has_work or bool(none.saved),
+    )
+
+
+def _region(region: RegionTrace, recompute: WorkCount) -> Region:
+    return Region(
+        module=region.module,
+        kind=region.kind,
+        dtype=region.dtype,
+        forward=_work(region.works[Pass.FORWARD]),
+        backward=_work(region.works[Pass.BACKWARD]),
+        recompute=_work(recompute),
+        host_sync=region.host_sync,
+    )
+
+
+def _work(count: WorkCount) -> Work:
+    return Work(
+        flops=_constant(count.flops), moved_bytes=_constant(count.moved_bytes), num_kernels=count.num_kernels
+    )
+
+
+def _constant(value: int) -> Polynomial:
+    return Polynomial(one=value)

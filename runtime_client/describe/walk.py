@@ -1,0 +1,196 @@
+"""Follows the forward through the modules: which call runs now, and which module inside it.
+
+[Note: shells] Under full checkpointing a block sits in a checkpoint wrapper. The wrapper (its *shell*) is what
+starts and ends the call; the block inside runs once in forward and, by the same hooks, once more in backward.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from planner.schema.model import CallRole
+from runtime_client.describe.calls import CallTrace
+from runtime_client.describe.errors import RepeatedModule
+from runtime_client.describe.frontier import FrontierModule
+from runtime_client.describe.storages import Storages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A module that is running."""
+
+    path: str
+    module: nn.Module
+    opened: FrontierModule | None
+    """What it opened on entry: a call, or a container's turn."""
+    is_norm: bool
+    is_shell: bool
+
+
+class ModuleWalk:
+    """Keeps the stack of running modules and opens calls; hooks of the modules drive it."""
+
+    def __init__(
+        self,
+        paths: Mapping[nn.Module, str],
+        frontier: Mapping[nn.Module, FrontierModule],
+        shells: Mapping[nn.Module, FrontierModule],
+        storages: Storages,
+    ) -> None:
+        """Start before the forward.
+
+        Args:
+            paths: path of each module of the model.
+            frontier: frontier modules that are not in a shell.
+            shells: for each checkpoint wrapper the block inside.
+            storages: where shells note the inputs that they hold.
+        """
+        self.calls: list[CallTrace] = []
+        self.recomputing: CallTrace | None = None
+        self.in_backward = False
+        self._paths = paths
+        self._frontier = {**frontier, **shells}
+        self._shells = shells
+        self._blocks_in_shells = {item.module: item for item in shells.values()}
+        self._storages = storages
+        self._stack: list[Frame] = []
+        self._containers: list[str] = []
+        self._current: CallTrace | None = None
+        self._by_path: dict[str, CallTrace] = {}
+        self._num_runs: dict[nn.Module, int] = {}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Have the modules drive this walk."""
+        with ExitStack() as handles:
+            for module in {**self._paths, **self._shells}:
+                before = module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)
+                after = module.register_forward_hook(self._leave, always_call=True)
+                handles.callback(before.remove)
+                handles.callback(after.remove)
+            yield
+
+    @property
+    def top(self) -> Frame | None:
+        """The innermost running module."""
+        return self._stack[-1] if self._stack else None
+
+    @property
+    def call(self) -> CallTrace:
+        """The call that runs now; code of a container opens one of its own."""
+        if self._current is None:
+            self._open(self._containers[-1] if self._containers else "", CallRole.GLUE)
+        assert self._current is not None
+        return self._current
+
+    def module_in(self, call: CallTrace) -> str:
+        """Path of the innermost running module, relative to a call."""
+        frame = self.top
+        return call.relative(frame.path) if frame is not None and call.owns(frame.path) else ""
+
+    def where(self) -> str:
+        """Path of the innermost running module, for messages."""
+        return self.top.path if self.top is not None else ""
+
+    def begin(self, path: str, role: CallRole) -> CallTrace:
+        """Open a call that no module stands for (the loss)."""
+        call = self._open(path, role)
+        call.input_requires_grad = call.output_requires_grad = True
+        return call
+
+    def _open(self, path: str, role: CallRole) -> CallTrace:
+        call = CallTrace(index=len(self.calls), path=path, role=role)
+        self.calls.append(call)
+        self._current = call
+        return call
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        opened = None
+        try:
+            if self.in_backward:
+                self._recompute(module)
+            else:
+                opened = self._open_for(module, args, kwargs)
+        finally:
+            self._stack.append(self._frame(module, opened))
+
+    def _frame(self, module: nn.Module, opened: FrontierModule | None) -> Frame:
+        is_shell = module in self._shells
+        return Frame(
+            path=self._shells[module].path if is_shell else self._paths[module],
+            module=module,
+            opened=opened,
+            is_norm="norm" in type(module).__name__.lower(),
+            is_shell=is_shell,
+        )
+
+    def _recompute(self, module: nn.Module) -> None:
+        if not self._stack and module in self._blocks_in_shells:
+            self.recomputing = self._by_path[self._blocks_in_shells[module].path]
+
+    def _open_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FrontierModule | None:
+        item = self._frontier.get(module)
+        if item is None or (self._current is not None and self._current.role is not CallRole.GLUE):
+            self._refuse_weights_shared_over_depth(module)
+            return None
+        if item.is_container:
+            self._containers.append(item.path)
+            self._current = None
+            return item
+        self._refuse_second_run(item)
+        call = self._by_path[item.path] = self._open(item.path, item.role)
+        tensors = _tensors((args, kwargs))
+        call.input_requires_grad = any(tensor.requires_grad for tensor in tensors)
+        call.boundary_bytes += sum(tensor.nbytes for tensor in tensors)
+        if module in self._shells:
+            self._hold(call, tensors)
+        return item
+
+    def _hold(self, call: CallTrace, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = self._storages.find(tensor)
+            if storage is not None:
+                storage.savers.setdefault(call.index, 0)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ANN401
+        frame = self._stack.pop()
+        assert frame.module is module, "modules end in the reverse order of their start"
+        if self.in_backward and not self._stack:
+            self.recomputing = None
+        if frame.opened is None:
+            return
+        if frame.opened.is_container:
+            self._containers.pop()
+        else:
+            call = self._by_path[frame.opened.path]
+            tensors = _tensors(output)
+            call.output_requires_grad = any(tensor.requires_grad for tensor in tensors)
+            call.boundary_bytes += sum(tensor.nbytes for tensor in tensors)
+            call.passes_through = _passes_through(args, output)
+        self._current = None
+
+    def _refuse_second_run(self, item: FrontierModule) -> None:
+        if item.path in self._by_path and any(True for _ in item.module.parameters()):
+            raise RepeatedModule(item.path)
+
+    def _refuse_weights_shared_over_depth(self, module: nn.Module) -> None:
+        if self._current is None or self._current.path or not module._parameters:
+            return
+        self._num_runs[module] = self._num_runs.get(module, 0) + 1
+        if self._num_runs[module] > 1:
+            raise RepeatedModule(self._paths[module])
+
+
+def _passes_through(args: tuple[Any, ...], output: Any) -> bool:  # noqa: ANN401 - result of any module
+    if not (args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor)):
+        return False
+    return args[0].shape == output.shape and args[0].dtype == output.dtype
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - arguments or results of any module
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,135 @@
+"""Peak memory of the real FSDP2 code, counted tensor by tensor on a CPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from planner.schema import Decisions, OptimizerGroup
+from runtime_client.dryrun.rehearsal import Build, Rehearsal, rehearse
+
+_DEVICE = "cpu"
+_TOTAL = "Total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeak:
+    """Most bytes allocated at once in a phase of a step."""
+
+    total_bytes: int
+    by_category_bytes: dict[str, int]
+    """MemTracker's categories at that moment; gathered parameters count as activation or temp."""
+    modules: tuple[str, ...]
+    """Modules that were running, outermost first."""
+    operation: str
+    """The operation that allocated, e.g. `aten.mm.default`."""
+    in_backward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRecord:
+    """What one rank allocates in a step, without the rounding of a caching allocator."""
+
+    world_size: int
+    persistent_bytes: int
+    """Between two steps: sharded parameters, optimizer state, buffers and inputs."""
+    micro_batch: PhasePeak
+    """Forward and backward: the highest of all micro-batches."""
+    optimizer: PhasePeak
+    """The optimizer step."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes allocated at once in the whole step."""
+        return max(self.micro_batch.total_bytes, self.optimizer.total_bytes)
+
+
+def record_memory(
+    build: Build,
+    decisions: Decisions,
+    *,
+    sequence: int,
+    optimizer_groups: tuple[OptimizerGroup, ...] = (OptimizerGroup(),),
+    num_steps: int = 3,
+) -> MemoryRecord:
+    """Run `num_steps` optimizer steps as one rank of `decisions.mesh` and record the last of them.
+
+    Under fake tensors an operation on sharded parameters leaves traces of its first use, which the tracker would
+    count. An optimizer that starts its state in the first step reaches some operations only in the second, so
+    `num_steps` should be at least 3.
+    """
+    with rehearse(
+        build, decisions, sequence=sequence, optimizer_groups=optimizer_groups, device_type=_DEVICE
+    ) as rehearsal:
+        tracker = _PeakTracker()
+        tracker.track_external(rehearsal.model, *rehearsal.optimizers)
+        tracker.track_external(*_tensors(rehearsal.inputs))
+        for _ in range(num_steps):
+            record = _step(rehearsal, tracker)
+    return record
+
+
+def _step(rehearsal: Rehearsal, tracker: "_PeakTracker") -> MemoryRecord:
+    persistent = tracker.current_bytes()
+    peaks = [
+        tracker.phase(lambda index=index: rehearsal.micro_batch(index))  # type: ignore[misc]
+        for index in range(rehearsal.applied.decisions.num_micro_batches)
+    ]
+    return MemoryRecord(
+        world_size=rehearsal.applied.decisions.mesh.num_ranks,
+        persistent_bytes=persistent,
+        micro_batch=max(peaks, key=lambda peak: peak.total_bytes),
+        optimizer=tracker.phase(rehearsal.optimizer_step),
+    )
+
+
+class _PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
+    """MemTracker that keeps one peak per phase, with its moment, and no statistics by module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._peaks: list[PhasePeak] = []
+        self._operation = ""
+
+    def current_bytes(self) -> int:
+        """Bytes allocated now."""
+        return sum(snapshot[_TOTAL] for snapshot in self.get_tracker_snapshot().values())
+
+    def phase(self, run: Callable[[], None]) -> PhasePeak:
+        """Run something and return its peak."""
+        self.reset_mod_stats()
+        self._peaks.clear()
+        with self:
+            self._update_peak_stats(None)
+            run()
+        return self._peaks[-1]
+
+    def _track_module_params_and_buffers(
+        self, module: torch.nn.Module, install_grad_hooks: bool = True
+    ) -> tuple[int, int]:
+        return super()._track_module_params_and_buffers(module, install_grad_hooks=False)  # refuses frozen ones
+
+    def _update_peak_stats(self, peak_state: object) -> None:
+        (snapshot,) = self._curr_mem_snap.values()
+        if self._peaks and snapshot[_TOTAL] <= self._peaks[-1].total_bytes:
+            return
+        peak = PhasePeak(
+            total_bytes=snapshot[_TOTAL],
+            by_category_bytes={str(k.value): v for k, v in snapshot.items() if isinstance(k, Enum) and v},
+            modules=tuple(sorted(self._mod_tracker.parents - {"Global"}, key=lambda path: path.count("."))),
+            operation=self._operation,
+            in_backward=self._mod_tracker.is_bw,
+        )
+        self._peaks.append(peak)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        self._operation = str(func)
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+def _tensors(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(inputs)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,83 @@
+"""The training step that both recorders run: the user's model, really sharded, over fake tensors."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.schema import Decisions, OptimizerGroup
+from runtime_client.apply import AppliedPlan
+from runtime_client.describe.example import TrainingExample
+from runtime_client.describe.kernels import AcceleratorKernels, eager_masks
+from runtime_client.dryrun.fake_world import fake_world
+from runtime_client.dryrun.host_reads import PlausibleReads
+from runtime_client.dryrun.optimizer import build_optimizers
+from runtime_client.dryrun.sharding import apply_decisions
+
+Build = Callable[[], TrainingExample]
+"""Makes the model and says how to run it; called under fake tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A sharded model with its optimizers and inputs."""
+
+    example: TrainingExample
+    applied: AppliedPlan
+    optimizers: list[torch.optim.Optimizer]
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+
+    @property
+    def model(self) -> nn.Module:
+        """The sharded root."""
+        return self.applied.model
+
+    def micro_batch(self, index: int) -> None:
+        """Forward, loss and backward of one micro-batch; gradients accumulate."""
+        self.applied.begin_micro_batch(index)
+        args, kwargs = self.inputs
+        with eager_masks():
+            loss = self.example.loss(self.model(*args, **kwargs), args, kwargs)  # nothing may hold the output
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def optimizer_step(self) -> None:
+        """Update the parameters and drop the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def rehearse(
+    build: Build,
+    decisions: Decisions,
+    *,
+    sequence: int,
+    optimizer_groups: tuple[OptimizerGroup, ...],
+    device_type: str,
+) -> Iterator[Rehearsal]:
+    """Build and shard the model as rank 0 of `decisions.mesh`, on a device of `device_type`."""
+    with (
+        fake_world(decisions.mesh, device_type) as mesh,
+        _default_device(device_type),
+        torch.autograd.set_multithreading_enabled(False),  # an engine thread would outlive the interpreter
+        AcceleratorKernels(),
+        PlausibleReads(),  # type: ignore[no-untyped-call]
+    ):
+        example = build()
+        example.model.train()
+        applied = apply_decisions(example.model, decisions, mesh)
+        yield Rehearsal(
+            example=example,
+            applied=applied,
+            optimizers=build_optimizers(applied.model, optimizer_groups),
+            inputs=example.inputs(decisions.micro_batch, sequence),
+        )
+
+
+def _default_device(device_type: str) -> AbstractContextManager[object]:
+    return nullcontext() if device_type == "cpu" else torch.device(device_type)

@@ -1,0 +1,175 @@
+"""Errors of the trainer's side. Each names what it found, where, and what to do about it."""
+
+from planner.schema.errors import ShardwrightError
+
+
+class ApplyError(ShardwrightError):
+    """A plan that cannot be applied to this model in this process; the model was left as it was."""
+
+    code = "apply"
+
+
+class PlanIdentityMismatch(ApplyError):
+    """The body of a plan is not the one that its identity names."""
+
+    code = "plan_identity_mismatch"
+
+
+class InfeasiblePlan(ApplyError):
+    """The plan says that nothing fits; there are no decisions to apply."""
+
+    code = "infeasible_plan"
+
+
+class TorchVersionMismatch(ApplyError):
+    """The installed torch is not one that the plan was made for."""
+
+    code = "torch_version_mismatch"
+
+
+class MissingClientFeature(ApplyError):
+    """The plan needs a knob that this client does not have."""
+
+    code = "missing_client_feature"
+
+
+class UnsupportedPlan(ApplyError):
+    """The plan holds a decision that this client cannot carry out."""
+
+    code = "unsupported_plan"
+
+
+class ProcessGroupMissing(ApplyError):
+    """`torch.distributed` has not been initialised."""
+
+    code = "process_group_missing"
+
+
+class WorldSizeMismatch(ApplyError):
+    """The job has another number of ranks than the plan."""
+
+    code = "world_size_mismatch"
+
+
+class MeshMismatch(ApplyError):
+    """The device mesh handed over is not the mesh of the plan."""
+
+    code = "mesh_mismatch"
+
+
+class AlreadySharded(ApplyError):
+    """Part of the model has been sharded before."""
+
+    code = "already_sharded"
+
+
+class FingerprintMismatch(ApplyError):
+    """The model is not the one that was planned."""
+
+    code = "fingerprint_mismatch"
+
+
+class UnknownModule(ApplyError):
+    """The plan names a module that the model does not have."""
+
+    code = "unknown_module"
+
+
+class UnitWithoutForward(ApplyError):
+    """A unit is a container whose forward never runs, so FSDP2 would never gather it."""
+
+    code = "unit_without_forward"
+
+
+class UnitListedTwice(ApplyError):
+    """A module belongs to more than one unit, or twice to one."""
+
+    code = "unit_listed_twice"
+
+
+class RootNotLast(ApplyError):
+    """The last unit must be the root module, alone."""
+
+    code = "root_not_last"
+
+
+class UnitOrder(ApplyError):
+    """A unit comes after one that contains it; `fully_shard` works bottom-up."""
+
+    code = "unit_order"
+
+
+class TiedParameterSplit(ApplyError):
+    """Parameters that share their storage would be sharded apart."""
+
+    code = "tied_parameter_split"
+
+
+class MixedStorageDTypes(ApplyError):
+    """Trainable parameters of one unit have different element types."""
+
+    code = "mixed_storage_dtypes"
+
+
+class ScalarParameter(ApplyError):
+    """A parameter has no dimension that could be sharded."""
+
+    code = "scalar_parameter"
+
+
+class NonContiguousParameter(ApplyError):
+    """A parameter is not contiguous in memory."""
+
+    code = "non_contiguous_parameter"
+
+
+class PrefetchOrder(ApplyError):
+    """Prefetch lists that contradict each other, or name something that is no unit."""
+
+    code = "prefetch_order"
+
+
+class ConflictingCheckpointing(ApplyError):
+    """The model checkpoints activations on its own where the plan does not, or in another way."""
+
+    code = "conflicting_checkpointing"
+
+
+class OptimizerBuiltTooEarly(ShardwrightError):
+    """An optimizer holds parameters that are not those of the sharded model: it would train nothing."""
+
+    code = "optimizer_built_too_early"
+
+
+class ClientError(ShardwrightError):
+    """A plan could not be obtained."""
+
+    code = "client"
+
+
+class PlanServiceError(ClientError):
+    """The service refused the request; title and detail are the server's.
+
+    `status` is the HTTP status, `problem_code` the stable code of the problem document when it has one.
+    """
+
+    code = "plan_service"
+
+    def __init__(self, *, status: int, title: str, detail: str = "", problem_code: str | None = None) -> None:
+        super().__init__(f"{title} (HTTP {status}){f': {detail}' if detail else ''}")
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.problem_code = problem_code
+
+
+class ServiceUnavailable(ClientError):
+    """The service gave no usable answer before the deadline."""
+
+    code = "service_unavailable"
+
+
+class NoPlanAvailable(ClientError):
+    """The service did not answer in time and no earlier plan for this model and workload is cached."""
+
+    code = "no_plan_available"

@@ -1,0 +1,13 @@
+"""What this client can apply; a request carries it so that a plan never asks for more."""
+
+from planner.schema import ClientFeature
+
+CLIENT_FEATURES = (
+    ClientFeature.HYBRID_MESH,
+    ClientFeature.PREFETCH,
+    ClientFeature.RESHARD_INTEGER,
+    ClientFeature.CHECKPOINT_FULL,
+    ClientFeature.GROUPED_UNITS,
+    ClientFeature.REDUCE_SCATTER_BUFFERS,
+    ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP,
+)

@@ -1,0 +1,86 @@
+"""Servers under test: real processes, and apps in this process."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from fastapi.testclient import TestClient
+
+from api.http import create_app
+from api.http.examples import REQUEST
+from api.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+
+
+def decoder_request(num_layers: int = 2, **changes: Any) -> dict[str, Any]:
+    """The example request with more layers; 32 take the planner some seconds, 2 take it a tenth of one."""
+    request = copy.deepcopy(REQUEST)
+    model = request["model"]
+    names = [f"layers.{number}" for number in range(num_layers)]
+    first, last = model["modules"][0], model["modules"][-1]
+    model["modules"] = [first, *({"path": name, "parameters": "layer"} for name in names), last]
+    calls = model["calls"]
+    model["calls"] = [calls[0], *({"path": name, "kind": "layer"} for name in names), *calls[-2:]]
+    return {**request, **changes}
+
+
+class Server:
+    """A real server process on loopback."""
+
+    def __init__(self, database_url: str, environment: dict[str, str]) -> None:
+        code = "from api.http import serve; serve(port=0, log_format='json')"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "SHARDWRIGHT_DATABASE_URL": database_url,
+                "SHARDWRIGHT_HEARTBEAT_S": "0.2",
+                "SHARDWRIGHT_HEARTBEAT_TIMEOUT_S": "1",
+                **environment,
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[dict[str, Any]] = []
+        self.url = self._log_until("listening")["url"]
+        self.http = httpx2.Client(base_url=self.url, timeout=60)
+
+    def _log_until(self, event: str) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            entry = json.loads(line)
+            self.log.append(entry)
+            if entry["event"] == event:
+                return entry
+        raise AssertionError(f"the server ended: {self.log}")
+
+    def child_pids(self) -> list[int]:
+        """Planner processes of this server."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal and wait for the end."""
+        self.http.close()
+        self.process.send_signal(number)
+        assert self.process.stderr is not None
+        self.log += [json.loads(line) for line in self.process.stderr]
+        self.process.stderr.close()
+        self.process.wait()
+
+
+@contextmanager
+def running_client(database_url: str, **settings: Any) -> Iterator[TestClient]:
+    app = create_app(Settings(database_url=database_url, **settings))
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        yield client

@@ -1,0 +1,118 @@
+from fastapi.testclient import TestClient
+
+from api.http.examples import CLUSTER, MODEL, PROFILE, REQUEST
+from planner.schema import Plan, PlanRequest
+from tests.api.http.server import decoder_request
+
+
+def test_a_request_gives_a_plan_and_the_same_bytes_again(client: TestClient) -> None:
+    first = client.post("/v1/plans", json=REQUEST)
+    assert first.status_code == 200
+    plan = Plan.from_json(first.content)
+    assert plan.verify()
+    assert plan.body.outcome == "feasible"
+    assert plan.body.inputs.request == PlanRequest.from_object(REQUEST).content_hash()
+    plan_id = plan.envelope.plan_id
+    assert first.headers["ETag"] == f'"{plan_id}"'
+    assert first.headers["Content-Location"] == f"/v1/plans/{plan_id}"
+    assert plan.envelope.created_at
+    second = client.post("/v1/plans", json=PlanRequest.from_object(REQUEST).model_dump(mode="json"))
+    assert second.content == first.content
+    assert client.get(f"/v1/plans/{plan_id}").content == first.content
+    assert "shardwright_planner_starts_total 1.0" in client.get("/metrics").text
+    not_modified = client.get(f"/v1/plans/{plan_id}", headers={"If-None-Match": first.headers["ETag"]})
+    assert (not_modified.status_code, not_modified.content) == (304, b"")
+
+
+def test_the_body_of_a_plan_is_what_the_planner_makes_without_a_server(client: TestClient) -> None:
+    from planner.plan import make_plan
+
+    served = Plan.from_json(client.post("/v1/plans", json=REQUEST).content)
+    assert served.body.canonical_bytes() == make_plan(PlanRequest.from_object(REQUEST)).body.canonical_bytes()
+
+
+def test_documents_by_reference_are_the_same_request(client: TestClient) -> None:
+    inline = client.post("/v1/plans", json={**REQUEST, "profile": PROFILE})
+    stored = {
+        "model": client.post("/v1/models", json=MODEL).json()["content_hash"],
+        "cluster": client.post("/v1/clusters", json=CLUSTER).json()["content_hash"],
+        "profile": client.post("/v1/profiles", json=PROFILE).json()["content_hash"],
+    }
+    by_reference = client.post("/v1/plans", json={**REQUEST, **stored})
+    assert by_reference.status_code == 200
+    assert by_reference.content == inline.content
+    mixed = client.post("/v1/plans", json={**REQUEST, **stored, "cluster": CLUSTER})
+    assert mixed.content == inline.content
+
+
+def test_an_unknown_reference_says_where(client: TestClient) -> None:
+    unknown = f"sha256:{'0' * 64}"
+    answer = client.post("/v1/plans", json={**REQUEST, "cluster": unknown})
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert problem["code"] == "unknown_reference"
+    assert problem["problems"][0]["path"] == "cluster"
+    assert "/v1/clusters" in problem["detail"]
+
+
+def test_nothing_fits_is_a_result(client: TestClient) -> None:
+    request = {**REQUEST, "limits": {"memory_bytes": 1000}}
+    answer = client.post("/v1/plans", json=request)
+    assert answer.status_code == 200
+    assert answer.json()["body"]["outcome"] == "infeasible"
+    assert answer.json()["body"]["infeasibility"]["reason"]
+    listed = client.get("/v1/plans", params={"outcome": "infeasible"}).json()["items"]
+    assert [item["plan_id"] for item in listed] == [answer.json()["envelope"]["plan_id"]]
+    assert client.get("/v1/plans", params={"outcome": "feasible"}).json()["items"] == []
+
+
+def test_lists_can_be_filtered_and_paged(client: TestClient) -> None:
+    for num_layers in (1, 2, 3):
+        client.post("/v1/plans", json=decoder_request(num_layers))
+    everything = client.get("/v1/plans").json()["items"]
+    assert len(everything) == 3
+    one = everything[1]
+    assert one["step_time_ns"] > 0
+    assert one["world_size"] == 16
+    by_model = client.get("/v1/plans", params={"model": one["model"]}).json()["items"]
+    assert by_model == [one]
+    by_cluster = client.get("/v1/plans", params={"cluster": one["cluster"]}).json()["items"]
+    assert by_cluster == everything
+    first = client.get("/v1/plans", params={"limit": 2}).json()
+    second = client.get("/v1/plans", params={"limit": 2, "cursor": first["next"]}).json()
+    assert first["items"] + second["items"] == everything
+    assert second["next"] is None
+
+
+def test_a_job_for_who_does_not_wait(client: TestClient) -> None:
+    answer = client.post("/v1/plans", params={"wait": 0}, json=decoder_request(4))
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["Location"] == job["links"]["self"] == f"/v1/jobs/{job['job_id']}"
+    assert answer.headers["Retry-After"] == "1"
+    assert job["state"] in ("queued", "running")
+    plan = client.post("/v1/plans", json=decoder_request(4))
+    assert plan.status_code == 200
+    ended = client.get(job["links"]["self"]).json()
+    assert ended["state"] == "succeeded"
+    assert client.get(ended["links"]["plan"]).content == plan.content
+    assert plan.json()["envelope"]["job_id"] == job["job_id"]
+    assert ended["progress"]["incumbent_ns"] >= ended["progress"]["bound_ns"]
+
+
+def test_what_the_planner_refuses_names_the_path_and_is_not_tried_again(client: TestClient) -> None:
+    request = {**REQUEST, "workload": {**REQUEST["workload"], "compile": True}}
+    for _ in range(2):
+        answer = client.post("/v1/plans", json=request)
+        assert answer.status_code == 422
+        problem = answer.json()
+        assert problem["code"] == "unsupported_field"
+        assert problem["problems"][0]["path"] == "workload.compile"
+    assert "shardwright_planner_starts_total 1.0" in client.get("/metrics").text
+
+
+def test_parts_that_contradict_each_other(client: TestClient) -> None:
+    request = {**REQUEST, "cluster": {**CLUSTER, "inter_node": None}}
+    answer = client.post("/v1/plans", json=request)
+    assert (answer.status_code, answer.json()["code"]) == (422, "inconsistent_request")
+    assert "cluster.inter_node" in answer.json()["detail"]

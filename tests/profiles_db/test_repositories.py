@@ -1,0 +1,173 @@
+import threading
+
+import pytest
+
+from api.http.examples import CLUSTER, MODEL, PROFILE, REQUEST
+from planner.plan import make_plan
+from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile
+from profiles_db import documents, executors, jobs, plans, requests
+from profiles_db.engine import Database
+from profiles_db.pages import Cursor, InvalidCursor
+from profiles_db.tables import DocumentKind, JobState
+
+
+@pytest.fixture(scope="module")
+def request_document() -> PlanRequest:
+    return PlanRequest.from_object({**REQUEST, "profile": PROFILE})
+
+
+@pytest.fixture(scope="module")
+def plan(request_document: PlanRequest) -> Plan:
+    return make_plan(request_document)
+
+
+def test_documents_come_back_byte_for_byte_and_are_kept_once(database: Database) -> None:
+    model = ModelDescription.from_object(MODEL)
+    with database.write() as session:
+        content_hash, is_new = documents.put(session, model)
+        assert (content_hash, is_new) == (model.content_hash(), True)
+    with database.write() as session:
+        assert documents.put(session, model) == (content_hash, False)
+        assert documents.get_bytes(session, DocumentKind.MODEL, content_hash) == model.canonical_bytes()
+        assert documents.get_bytes(session, DocumentKind.CLUSTER, content_hash) is None
+        row = documents.get_row(session, DocumentKind.MODEL, content_hash)
+        assert row is not None
+        assert len(row.body) < row.size_bytes == len(model.canonical_bytes())
+
+
+def test_concurrent_puts_of_one_document_make_one_row(database: Database) -> None:
+    model, results = ModelDescription.from_object(MODEL), []
+
+    def put() -> None:
+        with database.write() as session:
+            results.append(documents.put(session, model)[1])
+
+    threads = [threading.Thread(target=put) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [False] * 7 + [True]
+
+
+def test_pages_show_every_document_once_newest_first(database: Database) -> None:
+    names = [f"cluster {number}" for number in range(7)]
+    for name in names:
+        with database.write() as session:
+            documents.put(session, ClusterDescription.from_object({**CLUSTER, "name": name}))
+    seen, cursor = [], None
+    while True:
+        with database.read() as session:
+            page = documents.page(session, DocumentKind.CLUSTER, cursor=cursor, limit=3)
+        seen += [row.name for row in page.items]
+        if page.next is None:
+            break
+        cursor = Cursor.decode(page.next)
+    assert seen == names[::-1]
+
+
+@pytest.mark.parametrize("text", ["", "x", "!!!!", "MTIz", "LTF8YQ", "MXwA", "\u00e9", "A" * 300])
+def test_a_cursor_of_unknown_origin_is_refused(text: str) -> None:
+    with pytest.raises(InvalidCursor):
+        Cursor.decode(text)
+
+
+def test_a_request_comes_back_as_it_was(database: Database, request_document: PlanRequest) -> None:
+    for _ in range(2):
+        with database.write() as session:
+            requests.put(session, request_document, request_document.content_hash())
+    with database.read() as session:
+        assert requests.get(session, request_document.content_hash()) == request_document
+        assert requests.get(session, "sha256:none") is None
+        profile = Profile.from_object(PROFILE)
+        assert documents.get_bytes(session, DocumentKind.PROFILE, profile.content_hash()) is not None
+
+
+def test_plans_are_found_by_identity_and_by_filters(
+    database: Database, request_document: PlanRequest, plan: Plan
+) -> None:
+    with database.write() as session:
+        requests.put(session, request_document, request_document.content_hash())
+        assert plans.put(session, plan)
+        assert not plans.put(session, plan)
+    with database.read() as session:
+        body = plans.get_bytes(session, plan.envelope.plan_id)
+        assert body is not None
+        assert Plan.from_json(body) == plan
+        assert plans.get_bytes(session, "sha256:none") is None
+        model_hash = request_document.model.content_hash()
+        assert [row.plan_id for row in plans.page(session, model_hash=model_hash).items] == [plan.envelope.plan_id]
+        assert plans.page(session, cluster_hash=model_hash).items == []
+        assert len(plans.page(session, outcome="feasible").items) == 1
+        assert plans.page(session, outcome="infeasible").items == []
+
+
+@pytest.fixture
+def job_id(database: Database, request_document: PlanRequest) -> str:
+    request_hash = request_document.content_hash()
+    with database.write() as session:
+        requests.put(session, request_document, request_hash)
+        return jobs.add(session, "default", request_hash, "0.1.0", 1).job_id
+
+
+def test_a_job_is_added_once(database: Database, request_document: PlanRequest, job_id: str) -> None:
+    request_hash = request_document.content_hash()
+    with database.write() as session:
+        again = jobs.add(session, "default", request_hash, "0.1.0", 1)
+        assert again.job_id == job_id == f"default:{request_hash}:0.1.0:1"
+        second = jobs.add(session, "default", request_hash, "0.1.0", 2)
+        newest = jobs.latest(session, "default", request_hash, "0.1.0")
+        assert newest is not None
+        assert newest.job_id == second.job_id
+        assert jobs.latest(session, "other", request_hash, "0.1.0") is None
+        assert jobs.count_by_state(session) == {"queued": 2}
+
+
+def test_only_the_newest_run_may_write(database: Database, plan: Plan, job_id: str) -> None:
+    with database.write() as session:
+        first = jobs.start(session, job_id)
+        assert first is not None
+        assert first.fence == 1
+    with database.write() as session:
+        second = jobs.start(session, job_id)
+        assert second is not None
+        assert second.fence == 2
+    with database.write() as session:
+        plans.put(session, plan)
+        plan_id = plan.envelope.plan_id
+        assert not jobs.add_event(session, job_id, fence=1, data={"message": "late"})
+        assert jobs.add_event(session, job_id, fence=2, data={"message": "in time"})
+        assert not jobs.finish(session, job_id, fence=1, plan_id=plan_id)
+        assert jobs.finish(session, job_id, fence=2, plan_id=plan_id)
+        assert not jobs.finish(session, job_id, fence=2, problem={"code": "x"})
+    with database.write() as session:
+        assert jobs.start(session, job_id) is None
+        job = jobs.get(session, job_id)
+        assert job is not None
+        assert (job.state, job.plan_id, job.problem) == (JobState.SUCCEEDED, plan_id, None)
+        assert [event.data["message"] for event in jobs.events_after(session, job_id, 0)] == ["in time"]
+        assert jobs.unfinished(session) == []
+
+
+def test_an_orderly_interruption_is_counted_apart(database: Database, job_id: str) -> None:
+    with database.write() as session:
+        jobs.start(session, job_id)
+        jobs.put_back(session, job_id, fence=1)
+    with database.write() as session:
+        job = jobs.start(session, job_id)
+        assert job is not None
+        assert (job.fence, job.num_interruptions, job.state) == (2, 1, JobState.RUNNING)
+
+
+def test_executors_die_when_they_fall_silent(database: Database) -> None:
+    with database.write() as session:
+        executors.beat(session, "me")
+        executors.beat(session, "other")
+        executors.beat(session, "other")
+        executors.beat(session, "retired")
+        executors.retire(session, "retired")
+    with database.write() as session:
+        assert executors.dead(session, "me", older_than_us=60_000_000) == ["retired"]
+        assert sorted(executors.dead(session, "me", older_than_us=0)) == ["other", "retired"]
+        executors.forget(session, ["retired"])
+        assert executors.dead(session, "me", older_than_us=60_000_000) == []

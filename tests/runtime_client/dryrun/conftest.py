@@ -1,0 +1,68 @@
+"""Decisions for the small Llama, and dry runs of it in a process of their own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.schema import ActivationPlan, ActivationPolicy, Decisions, MeshPlan, RuntimeKnobs, UnitPlan
+from runtime_client.dryrun import DryRunJob
+
+LLAMA = Path(__file__).with_name("llama.py")
+
+
+def make_decisions(
+    num_blocks: int = 3,
+    *,
+    mesh: tuple[int, int] = (1, 64),
+    reshard: bool | int | None = None,
+    root_reshard: bool | None = None,
+    prefetch: int = 0,
+    mixed: bool = False,
+    checkpointed: int = 0,
+    grouped: bool = False,
+    own_embedding: bool = False,
+    num_micro_batches: int = 1,
+    **runtime: Any,
+) -> Decisions:
+    names = [f"layers.{index}" for index in range(num_blocks)]
+    units = [
+        UnitPlan(
+            modules=(name,),
+            reshard_after_forward=reshard,
+            forward_prefetch=tuple(names[index + 1 : index + 1 + prefetch]),
+            backward_prefetch=tuple(reversed(names[max(0, index - prefetch) : index])),
+        )
+        for index, name in enumerate(names)
+    ]
+    units += [UnitPlan(modules=("embedding",), reshard_after_forward=reshard)] * own_embedding
+    units += [UnitPlan(modules=("norm", "head"), reshard_after_forward=reshard)] * grouped
+    units.append(UnitPlan(modules=("",), reshard_after_forward=root_reshard if root_reshard is not None else None))
+    return Decisions(
+        mesh=MeshPlan(replicate=mesh[0], shard=mesh[1]),
+        units=tuple(units),
+        activations=tuple(
+            ActivationPlan(module=name, policy=ActivationPolicy.FULL) for name in names[:checkpointed]
+        ),
+        param_dtype="bfloat16" if mixed else None,
+        reduce_dtype="float32" if mixed else None,
+        micro_batch=2,
+        num_micro_batches=num_micro_batches,
+        runtime=RuntimeKnobs(**runtime),
+    )
+
+
+@pytest.fixture(scope="session")
+def decide() -> Callable[..., Decisions]:
+    return make_decisions
+
+
+@pytest.fixture(scope="session")
+def job() -> Callable[..., DryRunJob]:
+    def make(
+        record: str, decisions: Decisions, *, function: str = "small", sequence: int = 16, **more: Any
+    ) -> DryRunJob:
+        return DryRunJob(record=record, build=f"{LLAMA}:{function}", decisions=decisions, sequence=sequence, **more)
+
+    return make
