@@ -77,8 +77,8 @@ class LoRALinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Output of the base plus the low-rank update."""
-        frozen: Tensor = self.base(hidden)
-        return frozen + self.lora_b(self.lora_a(hidden))
+        update: Tensor = self.lora_b(self.lora_a(hidden))
+        return update + self.base(hidden)
 
 
 def llama_3_8b_lora() -> TrainingExample:

@@ -1,5 +1,6 @@
 """What one run shows of each call: regions and their work, moments, the order of gradients."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -30,11 +31,15 @@ class RegionTrace:
 
     module: str
     kind: RegionKind
-    dtype: DType = DType.BFLOAT16
-    dtype_bytes: int = -1
-    """Bytes of the largest kernel so far; its element type is the region's."""
+    dtypes: Counter[DType] = field(default_factory=Counter)
+    """Kernels of the forward by the element type that they compute in."""
     host_sync: bool = False
     works: dict[Pass, WorkCount] = field(default_factory=lambda: {step: WorkCount() for step in Pass})
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of most kernels, whatever their sizes; bfloat16 where none computes."""
+        return self.dtypes.most_common(1)[0][0] if self.dtypes else DType.BFLOAT16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

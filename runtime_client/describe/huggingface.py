@@ -18,8 +18,9 @@ def from_hf_config(config: str | Path | Mapping[str, Any]) -> Callable[[], Train
     """A builder for the model of a transformers configuration.
 
     Attention runs in `sdpa` and experts in `grouped_mm` wherever the model has them (transformers' own choice
-    unless the configuration names another), without a cache of keys and values. The model class is the one named in `architectures`, else the first of masked, causal or image (speech, sequence to sequence for
-    encoder-decoders) that the configuration has.
+    unless the configuration names another), without a cache of keys and values. The model class is the one named in
+    `architectures`, else the first of masked, causal or image (speech, sequence to sequence for encoder-decoders)
+    that the configuration has.
 
     Args:
         config: the content of a `config.json`, its path, or the path of its folder. `model_type` is required.

@@ -77,7 +77,7 @@ def describe(
         tree_sha256=tree,
         param_dtype=param_dtype or DType.FLOAT32,
         points=point_set.points,
-        torch_version=torch.__version__,
+        torch_version=torch.__version__.partition("+")[0],
     )
 
 
@@ -88,13 +88,20 @@ def _trace_near(
     base, plain = _trace_all(subject, general.points[0])
     refuse_absurd_activations(base, plain, _parameter_bytes(registered, subject.param_dtype))
     skipped = skippable_blocks(base, plain)
+    traces = {general.points[0]: base}
+
+    def trace(point_set: PointSet) -> list[PointTrace]:
+        for point in point_set.points:
+            if point not in traces:
+                traces[point] = _trace(subject, point, base, skipped)
+        return [traces[point] for point in point_set.points]
+
     try:
-        traces = [base, *(_trace(subject, point, base, skipped) for point in general.points[1:])]
-        assemble(general, traces)
+        assemble(general, trace(general))
     except (DifferentTraces, NotPolynomial):
         fixed = fixed_batch_points(micro_batch, sequence)
-        return fixed, [base, *(_trace(subject, point, base, skipped) for point in fixed.points[1:])]
-    return general, traces
+        return fixed, trace(fixed)
+    return general, trace(general)
 
 
 def _trace(subject: Subject, point: TracePoint, base: PointTrace, skipped: frozenset[str]) -> PointTrace:

@@ -213,16 +213,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call.kernel_ops[step].append(facts.name)
         trace = call.regions[region]
         work = trace.works[step]
-        moved = moved_bytes(facts, inputs, outputs)
-        work.moved_bytes += moved
+        work.moved_bytes += moved_bytes(facts, inputs, outputs)
         work.num_kernels += 1
         if facts.num_flops is not None:
             work.flops += facts.num_flops(*operation)
         if step is Pass.FORWARD:
             if facts.kind in _KERNELS_TO_NAME:
                 call.kernels.add(facts.name)
-            if moved > trace.dtype_bytes:
-                trace.dtype_bytes, trace.dtype = moved, _arithmetic_type(inputs, outputs, trace.dtype)
+            trace.dtypes.update(_arithmetic_type(inputs, outputs))
 
     def _note_grad_flow(self, call: CallTrace, inputs: list[Tensor]) -> None:
         if not torch.is_grad_enabled():
@@ -263,9 +261,9 @@ def _plausible_scalar(tensor: Tensor) -> bool | int | float:
     return 1.0 if tensor.is_floating_point() else 1
 
 
-def _arithmetic_type(inputs: list[Tensor], outputs: list[Tensor], default: DType) -> DType:
+def _arithmetic_type(inputs: list[Tensor], outputs: list[Tensor]) -> list[DType]:
     for tensor in (*outputs, *inputs):
         name = str(tensor.dtype).removeprefix("torch.")
         if tensor.is_floating_point() and name in _ELEMENT_TYPES:
-            return DType(name)
-    return default
+            return [DType(name)]
+    return []

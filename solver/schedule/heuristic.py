@@ -2,20 +2,25 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from solver.schedule.evaluate import Evaluator
 from solver.schedule.patterns import SPREADS, Spread, with_values
 from solver.schedule.problem import Assignment, Evaluation, Family, Problem
 
+NUM_COUNTS = 8
+"""Counts of members that a joint pattern tries for its first family."""
+
 
 class Heuristic:
-    """Keeps the best assignment seen; `budget` may be exceeded only while nothing fits."""
+    """Keeps the best assignment seen; the budget may be exceeded only while nothing fits."""
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
         self._problem = problem
         self._evaluator = Evaluator(problem)
         self._random = random.Random(seed)
         self._seen: dict[Assignment, Evaluation] = {}
+        self._limit = 0
         self.num_evaluations = 0
         self.best: Assignment = (0,) * problem.num_decisions
         self.evaluation: Evaluation = self._evaluator.evaluate(self.best)
@@ -25,17 +30,6 @@ class Heuristic:
         """Whether the best assignment keeps the budget."""
         return self._excess(self.evaluation) == 0
 
-    def run(self, starts: Sequence[Assignment] = (), *, max_evaluations: int = 600) -> None:
-        """Try given starts and patterns, then improve the best by local search."""
-        limit = self.num_evaluations + max_evaluations
-        for start in starts:
-            self._consider(start)
-        for assignment in self._patterns():
-            if self.num_evaluations >= limit - max_evaluations // 2:
-                break
-            self._consider(assignment)
-        self._local_search(limit)
-
     def evaluate(self, assignment: Assignment) -> Evaluation:
         """Makespan and peaks of any assignment."""
         return self._evaluator.evaluate(assignment)
@@ -44,11 +38,29 @@ class Heuristic:
         """Take an assignment as the best, whatever it costs."""
         self.best, self.evaluation = assignment, self._evaluator.evaluate(assignment)
 
+    def sketch(self, *, max_evaluations: int) -> None:
+        """Patterns only: enough to rank this problem among others."""
+        self._limit = self.num_evaluations + max_evaluations
+        self._try_patterns()
+
+    def improve(self, starts: Sequence[Assignment] = (), *, max_evaluations: int) -> None:
+        """Patterns around the best, then local search."""
+        self._limit = self.num_evaluations + max_evaluations
+        for start in starts:
+            self._consider(start)
+        self._try_patterns()
+        self._local_search()
+
     def _excess(self, evaluation: Evaluation) -> int:
         budget = self._problem.budget
         return 0 if budget is None else max(0, evaluation.peak - budget)
 
+    @property
+    def _exhausted(self) -> bool:
+        return self.num_evaluations >= self._limit
+
     def _consider(self, assignment: Assignment) -> bool:
+        """Evaluate an assignment and keep it if it is better; returns whether it was."""
         if assignment in self._seen:
             return False
         evaluation = self._evaluator.evaluate(assignment)
@@ -59,70 +71,99 @@ class Heuristic:
             return True
         return False
 
+    def _fits(self, assignment: Assignment) -> bool:
+        self._consider(assignment)
+        return self._excess(self._seen[assignment]) == 0
+
     def _key(self, evaluation: Evaluation) -> tuple[int, int, int]:
         return self._excess(evaluation), evaluation.makespan, evaluation.peak
 
-    def _patterns(self) -> Iterator[Assignment]:
-        """For each combination of the small families, set one large family after the other by patterns."""
+    # Patterns
+
+    def _try_patterns(self) -> None:
+        """Single decisions first, then large families together: how many members leave their default, and where."""
         large = [family for family in self._problem.families if len(family.decisions) > 1]
-        small = [family for family in self._problem.families if len(family.decisions) == 1]
-        for combination in self._combinations(small):
-            for family in large:
-                yield from self._sweep(combination, family, large)
+        single = [family.decisions[0] for family in self._problem.families if len(family.decisions) == 1]
+        for family in large:
+            for spread in SPREADS:
+                self._fewest(self._cleared(family), family, spread)
+        self._try_values(single)
+        for first, second in product(large, large):
+            if first is not second:
+                self._try_jointly(first, second)
+        self._try_values(single)
 
-    def _combinations(self, small: list[Family]) -> Iterator[Assignment]:
-        def expand(assignment: Assignment, rest: list[Family]) -> Iterator[Assignment]:
-            if not rest:
-                yield assignment
-                return
-            decision = rest[0].decisions[0]
+    def _try_values(self, decisions: Sequence[int]) -> None:
+        """Every value of single decisions, one after the other, on the best."""
+        for decision in decisions:
             for value in range(self._problem.num_values[decision]):
-                yield from expand(with_values(assignment, {decision: value}), rest[1:])
+                if self._exhausted:
+                    return
+                self._consider(with_values(self.best, {decision: value}))
 
-        yield from expand((0,) * self._problem.num_decisions, small)
+    def _try_jointly(self, first: Family, second: Family) -> None:
+        """Some members of `first` off their default, and as few of `second` as then fit; coarse, then refined."""
+        size = len(first.decisions)
+        base = with_values(self.best, dict.fromkeys((*first.decisions, *second.decisions), 0))
+        best: tuple[tuple[int, int, int], int, Spread, Spread] | None = None
 
-    def _sweep(self, base: Assignment, family: Family, large: list[Family]) -> Iterator[Assignment]:
-        """Bisect how many members of `family` take each value, for the other families all at each extreme."""
-        extremes: list[Assignment] = [base]
-        for other in large:
-            if other is family:
-                continue
-            size = self._problem.num_values[other.decisions[0]]
-            extremes = [
-                with_values(start, dict.fromkeys(other.decisions, value))
-                for start in extremes
-                for value in range(size)
-            ]
-        for start in extremes:
-            for value in range(1, self._problem.num_values[family.decisions[0]]):
-                for spread in SPREADS:
-                    yield from self._bisect(start, family, value, spread)
+        def attempt(count: int, placed: Spread, filled: Spread) -> None:
+            nonlocal best
+            start = with_values(base, dict.fromkeys(placed(first.decisions, count), 1))
+            key = self._fewest(start, second, filled)
+            if best is None or key < best[0]:
+                best = (key, count, placed, filled)
 
-    def _bisect(self, base: Assignment, family: Family, value: int, spread: Spread) -> Iterator[Assignment]:
-        """Fewest (and most) members at `value` that keep the budget, between 0 and all."""
-        low, high = 0, len(family.decisions)
-        for count in (low, high):
-            yield with_values(base, dict.fromkeys(spread(family.decisions, count), value))
-        while high - low > 1:
-            middle = (low + high) // 2
-            assignment = with_values(base, dict.fromkeys(spread(family.decisions, middle), value))
-            yield assignment
-            fits = assignment in self._seen and self._excess(self._seen[assignment]) == 0
-            lower_fits = self._excess(self._seen.get(base, self.evaluation)) == 0
-            if fits != lower_fits:
+        step = max(1, size // NUM_COUNTS)
+        for placed, filled in product(SPREADS, SPREADS):
+            for count in range(0, size + 1, step):
+                if self._exhausted:
+                    return
+                attempt(count, placed, filled)
+        while best is not None and step > 1:
+            step //= 2
+            _, count, placed, filled = best
+            for near in (count - step, count + step):
+                if 0 <= near <= size and not self._exhausted:
+                    attempt(near, placed, filled)
+
+    def _fewest(self, start: Assignment, family: Family, spread: Spread) -> tuple[int, int, int]:
+        """Bisect the fewest members of `family` off their default that fit; the key of the best met on the way."""
+        low, high = -1, len(family.decisions)
+        best = self._key(self._seen[start]) if start in self._seen else None
+        while high - low > 1 or low == -1:
+            if self._exhausted and best is not None:
+                return best
+            middle = 0 if low == -1 and high == len(family.decisions) else (low + high) // 2
+            assignment = with_values(start, dict.fromkeys(spread(family.decisions, middle), 1))
+            fits = self._fits(assignment)
+            key = self._key(self._seen[assignment])
+            best = key if best is None or key < best else best
+            if fits:
                 high = middle
+                if middle == 0:
+                    return best
             else:
                 low = middle
+        full = with_values(start, dict.fromkeys(spread(family.decisions, high), 1))
+        self._consider(full)
+        key = self._key(self._seen[full])
+        return key if best is None or key < best else best
 
-    def _local_search(self, limit: int) -> None:
-        """Flip, shift and swap values while that helps; a deterministic shuffle decides the order."""
+    def _cleared(self, family: Family) -> Assignment:
+        return with_values(self.best, dict.fromkeys(family.decisions, 0))
+
+    # Local search
+
+    def _local_search(self) -> None:
+        """Change, move and exchange values while that helps; a deterministic shuffle decides the order."""
         improved = True
-        while improved and self.num_evaluations < limit:
+        while improved and not self._exhausted:
             improved = False
             moves = list(self._moves(self.best))
             self._random.shuffle(moves)
             for move in moves:
-                if self.num_evaluations >= limit:
+                if self._exhausted:
                     return
                 if self._consider(with_values(self.best, move)):
                     improved = True
@@ -133,6 +174,25 @@ class Heuristic:
                 if value != assignment[decision]:
                     yield {decision: value}
         for family in self._problem.families:
-            for first, second in zip(family.decisions, family.decisions[1:], strict=False):
-                if assignment[first] != assignment[second]:
-                    yield {first: assignment[second], second: assignment[first]}
+            yield from self._shifts(family, assignment)
+        large = [family for family in self._problem.families if len(family.decisions) > 1]
+        for first, second in product(large, large):
+            if first is not second:
+                yield from self._trades(first, second, assignment)
+
+    def _shifts(self, family: Family, assignment: Assignment) -> Iterator[dict[int, int]]:
+        """Two members near each other exchange their values."""
+        for distance in (1, 2, 3):
+            for one, other in zip(family.decisions, family.decisions[distance:], strict=False):
+                if assignment[one] != assignment[other]:
+                    yield {one: assignment[other], other: assignment[one]}
+
+    def _trades(self, first: Family, second: Family, assignment: Assignment) -> Iterator[dict[int, int]]:
+        """A member of one family returns to its default while the nearest members of another leave theirs."""
+        for position, decision in enumerate(first.decisions):
+            if not assignment[decision]:
+                continue
+            for offset in (0, 1, -1, 2, -2):
+                place = position + offset
+                if 0 <= place < len(second.decisions) and not assignment[second.decisions[place]]:
+                    yield {decision: 0, second.decisions[place]: 1}

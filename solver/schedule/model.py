@@ -11,6 +11,7 @@ from typing import cast
 from ortools.sat.python import cp_model
 
 from solver.schedule.bounds import StaticBounds
+from solver.schedule.cuts import window_cuts
 from solver.schedule.problem import Activity, Assignment, Barrier, Change, Condition, Problem, Touch
 
 Expr = cp_model.LinearExpr | int
@@ -110,6 +111,8 @@ class ScheduleModel:
                     self._pools[step.pool].touch(step)
         for pool in self._pools:
             pool.flush()
+        if self._with_times:
+            self._competing_paths()
         self._memory_within_budget()
 
     def _activity(self, number: int, step: Activity) -> None:
@@ -195,6 +198,14 @@ class ScheduleModel:
         if enforcing:
             row.only_enforce_if(*enforcing)
         self._clocks[step.chain] = later
+
+    def _competing_paths(self) -> None:
+        """e_x >= e_a + p + (q - p) l, see `solver.schedule.cuts`."""
+        for cut in window_cuts(self.problem):
+            literal, _ = self.condition(cut.when)
+            assert literal is not None
+            earlier, later = self._ends[cut.earlier].end, self._ends[cut.later].end
+            self.model.add(later.expr >= earlier.expr + cut.length + cut.extra * literal)
 
     def _time(self, value: int) -> Tracked:
         variable = self.model.new_int_var(0, self._horizon, "t")

@@ -38,7 +38,8 @@ def run_ranks(
 ) -> list[RankOutput]:
     """Run `script` on `num_ranks` ranks of this machine and return what each printed, by rank.
 
-    Each rank has one thread, ends as `tests/real/rank.py` explains, and finds the repository on its path. `log_dir` must be empty (pytest's `tmp_path`).
+    Each rank has one thread, finds the repository on its path and ends as `tests/real/rank.py` explains. `log_dir`
+    must be empty or new (below pytest's `tmp_path`); `env` is added to the environment.
 
     Raises:
         RanksFailed: with the output of every rank.

@@ -94,7 +94,7 @@ def _liveness(kind: CallKind, checkpointed: bool) -> Liveness:
 def peak_bytes() -> Callable[..., int]:
     """The peak that `docs/model.md` gives for one rank that keeps all parameters: activations and gradients."""
 
-    def peak(model: ModelDescription, micro_batch: int, sequence: int, checkpointed: Any) -> int:  # noqa: ANN401
+    def peak(model: ModelDescription, micro_batch: int, sequence: int, checkpointed: Any) -> int:
         point = (micro_batch, sequence)
         kinds = [_liveness(model.kinds[call.kind], checkpointed(call.path)) for call in model.calls]
         orders = [model.kinds[call.kind].gradient_order for call in model.calls]

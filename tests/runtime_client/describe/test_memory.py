@@ -62,9 +62,7 @@ def test_peak_equals_that_of_the_memory_tracker(
 ) -> None:
     for micro_batch, sequence in ((2, 64), (3, 96)):
         ids = torch.zeros(micro_batch, sequence, dtype=torch.long)
-        measured = measured_peak_bytes(
-            small_llama().to(torch.bfloat16), ids, "layers", POLICIES[policy]
-        )
+        measured = measured_peak_bytes(small_llama().to(torch.bfloat16), ids, "layers", POLICIES[policy])
         assert peak_bytes(described, micro_batch, sequence, POLICIES[policy]) == pytest.approx(measured, rel=0.001)
 
 

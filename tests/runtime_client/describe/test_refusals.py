@@ -62,9 +62,7 @@ def inputs(micro_batch: int, sequence: int) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def tried(model: Callable[[], nn.Module], sequence: int = 16) -> None:
-    describe(
-        lambda: TrainingExample(model=model(), inputs=inputs), name="x", micro_batch=2, sequence=sequence
-    )
+    describe(lambda: TrainingExample(model=model(), inputs=inputs), name="x", micro_batch=2, sequence=sequence)
 
 
 def frozen() -> nn.Module:

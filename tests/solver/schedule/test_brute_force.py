@@ -59,7 +59,8 @@ def test_cutoff_below_the_optimum_is_infeasible_and_at_it_is_found(seed: int) ->
 def test_heuristic_keeps_the_budget_when_it_says_so(seed: int) -> None:
     problem = random_problem(3000 + seed)
     heuristic = Heuristic(problem, seed=seed)
-    heuristic.run(max_evaluations=200)
+    heuristic.sketch(max_evaluations=60)
+    heuristic.improve(max_evaluations=140)
     assert heuristic.evaluation == reference(problem, heuristic.best)
     if heuristic.feasible and problem.budget is not None:
         assert heuristic.evaluation.peak <= problem.budget
