@@ -7,6 +7,7 @@ from time import monotonic
 from planner import __version__
 from planner.check import check
 from planner.infeasible import explain_infeasible
+from planner.knobs import num_micro_batches
 from planner.reasons import reasons_of
 from planner.refuse import refuse_unsupported
 from planner.schema import (
@@ -21,7 +22,7 @@ from planner.schema import (
     Requirements,
     Timings,
 )
-from planner.search import Found, OnProgress, Progress, num_micro_batches, search
+from planner.search import Found, OnProgress, Progress, search
 from planner.simulate.predict import predict
 
 __all__ = ["PlannerDefect", "Progress", "make_plan"]
@@ -85,7 +86,7 @@ def _certificate(step_ns: int, found: Found) -> Certificate:
         value=step_ns,
         lower_bound=bound,
         gap=round((step_ns - bound) / step_ns, 9) if step_ns else 0.0,
-        status="optimal" if bound == step_ns else "bounded",
+        status="optimal" if bound == step_ns else "provisional" if found.interrupted else "bounded",
         num_candidates=len(found.all_candidates),
         num_pruned=found.num_pruned,
         deterministic_time=found.deterministic_time,

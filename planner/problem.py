@@ -97,16 +97,16 @@ def _condition(when: Condition) -> SolverCondition:
 def _shadow(event: Operation, program: Program) -> Activity | None:
     """A redundant stand-in for alternative gathers of which one takes place, which makes the relaxation strong.
 
-    An operation that waits for one of several gathers (issued earlier or later, as a prefetch decision says) gets no
-    bound from a relaxation in which each of them is partly present. The gathers of one pass run in the same order in every
-    alternative, so a chain of their durations alone, without issue times, ends no later than the real one.
+    An operation that waits for one of several gathers (issued earlier or later, as a prefetch decision says) gets
+    no bound from a relaxation in which each of them is partly present. The gathers of one pass run in the same
+    order in every alternative, so a chain of their durations, without issue times, ends no later than the real one.
     """
     alternatives = [program.events[wait] for wait in event.waits]
     gathers = [item for item in alternatives if isinstance(item, Operation) and item.when != event.when]
     if not gathers or len(gathers) < len(alternatives):
         return None
     duration = min(gather.duration_ns for gather in gathers)
-    return Activity(chains=(_SHADOW,), duration=duration, when=_condition(event.when))
+    return Activity(chains=(_SHADOW,), duration=duration, is_issued=False, when=_condition(event.when))
 
 
 def _activity(event: Operation, launch_ns: int, numbers: dict[int, int], extra: tuple[int, ...]) -> Activity:

@@ -1,7 +1,8 @@
 """Why the plan is what it is: what binds, and what the alternatives would have cost."""
 
+from planner.knobs import num_micro_batches
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
-from planner.search import Found, OpenCandidate, num_micro_batches
+from planner.search import Found, OpenCandidate
 
 MAX_ALTERNATIVES = 6
 _NEARLY_FULL = 0.97

@@ -4,6 +4,8 @@ from planner.schema import (
     ElementAtom,
     InconsistentRequest,
     Objective,
+    OptimizerGroup,
+    OptimizerName,
     PlanRequest,
     UnsupportedField,
 )
@@ -47,12 +49,24 @@ def _workload(request: PlanRequest) -> None:
     workload = request.workload
     if workload.compile:
         raise UnsupportedField("workload.compile", "plan the eager model, or profile the compiled one first")
+    for index, group in enumerate(workload.optimizer_groups):
+        _optimizer(f"workload.optimizer_groups[{index}]", group)
     for field in ("tensor", "pipeline", "context", "expert"):
         if getattr(workload.parallelism, field) != 1:
             raise UnsupportedField(f"workload.parallelism.{field}", "use 1")
     major, _, minor = workload.torch_version.partition(".")
     if not (major == "2" and minor.split(".")[0] in ("11", "12", "13")):
         raise UnsupportedField("workload.torch_version", "this planner knows FSDP2 of torch 2.11, 2.12 and 2.13")
+
+
+def _optimizer(path: str, group: OptimizerGroup) -> None:
+    """What torch 2.13 has, but raises an error for when parameters are sharded."""
+    if group.optimizer is OptimizerName.ADAFACTOR:
+        raise UnsupportedField(f"{path}.optimizer", "torch's Adafactor takes no sharded parameters; use 'adamw'")
+    if group.optimizer in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM) and group.implementation == "fused":
+        raise UnsupportedField(
+            f"{path}.implementation", "torch's fused SGD takes no sharded parameters; use 'foreach'"
+        )
 
 
 def _cluster(request: PlanRequest) -> None:

@@ -161,7 +161,8 @@ class Replay:
         stored = sum(parameter.stored_bytes for parameter in parameters)
         machine.allocate(Stream.COMPUTE, MemoryCategory.PARAMETERS, stored)
         machine.allocate(Stream.COMPUTE, MemoryCategory.OPTIMIZER, state)
-        machine.allocate(Stream.COMPUTE, MemoryCategory.BUFFERS, self.model.buffers_bytes)
+        replicated = self.model.buffers_bytes + self.calls.at(self.model.inputs_bytes)
+        machine.allocate(Stream.COMPUTE, MemoryCategory.BUFFERS, replicated)
         if self.comm.is_accumulating:
             with_gradient = self.calls.with_gradient()
             for parameter in parameters:
@@ -225,15 +226,13 @@ class Replay:
     def _hooked_on_output(self, index: int) -> list[Unit]:
         """Units whose pre-backward hooks wait for the gradient of what the call returns, as they fire.
 
-        Hooks of one tensor fire as they were registered: inner units first, the root last. Where each unit casts
-        its output, outer units have another tensor, whose gradient comes first.
+        Hooks of one tensor fire as they were registered: inner units first, the root last. The cast to
+        `output_dtype` changes nothing: only the root has one, and it registers its hook before it casts.
         """
         units = list(self._leaving.get(index, ()))
         if index == self.calls.main[-1]:
             units.append(self._root)
-        output_dtype = self.decisions.output_dtype
-        is_cast = output_dtype is not None and output_dtype != self.decisions.param_dtype
-        return units[::-1] if is_cast else units
+        return units
 
     def _pre_backward(self, unit: Unit) -> None:
         targets = unit.plan.backward_prefetch

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from planner.catalog.atoms import EIGHT_BIT_BLOCK
 from planner.costs.efficiency import COMPUTE_PERCENT, MEMORY_PERCENT
@@ -42,6 +43,8 @@ _SEPARATE_PASSES = {
     OptimizerName.ADAMW_8BIT: 0,
     OptimizerName.MUON: 11,
 }
+_ADAM = frozenset({OptimizerName.ADAMW, OptimizerName.ADAM})
+_IN_PLACE = frozenset({OptimizerName.SGD, OptimizerName.SGD_MOMENTUM})
 _KERNELS_PER_PARAMETER = 8
 _NEWTON_SCHULZ_STEPS = 5
 
@@ -68,7 +71,9 @@ def is_eight_bit(shard_elements: int) -> bool:
 
 
 def optimizer_state_bytes(workload: Workload, name: str, parameter: Parameter, shard_elements: int) -> int:
-    """Bytes that the optimizer keeps for a shard; 0 for a frozen parameter. The scalar step count is left out.
+    """Bytes that the optimizer keeps for a shard on the device; 0 for a frozen parameter.
+
+    Fused Adam counts its steps there, in one float32 for each parameter; other implementations on the host.
 
     Raises:
         InconsistentRequest: no group matches a trainable parameter.
@@ -76,20 +81,21 @@ def optimizer_state_bytes(workload: Workload, name: str, parameter: Parameter, s
     if not parameter.requires_grad:
         return 0
     group = group_of(workload, name)
-    if group.optimizer is OptimizerName.ADAMW_8BIT:
-        return _eight_bit_bytes(shard_elements)
-    itemsize = (group.state_dtype or parameter.dtype).itemsize_bytes
-    if group.optimizer is OptimizerName.ADAFACTOR:
-        return _adafactor_elements(parameter, shard_elements) * itemsize
-    return _MOMENTS[group.optimizer] * shard_elements * itemsize
+    counter = _FLOAT32 if group.optimizer in _ADAM and group.implementation == "fused" else 0
+    return _moments_bytes(group, parameter, shard_elements) + counter
 
 
 def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard]) -> int:
     """Most bytes that the step needs beyond state and gradients.
 
-    Groups step one after the other, so the largest group counts. `foreach` holds a copy of all shards of its group
-    in their storage dtype, `for_loop` of the largest one, `fused` nothing. Muon and 8-bit AdamW go parameter by
-    parameter whatever the group says; Adafactor has no fused step and takes `foreach`.
+    Groups step one after the other, so the largest group counts. SGD without weight decay works in place and needs
+    nothing. Of Adam, `foreach` holds a copy of all shards of its group in their storage dtype, `for_loop`
+    two of the shard that it is at and one of the shard before, `fused` nothing. Muon and 8-bit AdamW go parameter
+    by parameter whatever the group says; Adafactor has no fused step and takes `foreach`.
+
+    Args:
+        workload: its optimizer groups.
+        shards: in the order in which the module registers the parameters.
 
     Raises:
         InconsistentRequest: no group matches a trainable parameter.
@@ -98,8 +104,12 @@ def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard]) -> in
     for group, members in _by_group(workload, shards):
         sizes = [_copy_bytes(group, parameter, elements) for _, parameter, elements in members]
         match _implementation(group):
+            case _ if group.optimizer in _IN_PLACE:
+                pass
             case "foreach":
                 largest = max(largest, sum(sizes))
+            case "for_loop" if group.optimizer in _ADAM:
+                largest = max(largest, *(2 * size + before for before, size in pairwise([0, *sizes])))
             case "for_loop":
                 largest = max(largest, *sizes)
             case _:
@@ -118,7 +128,7 @@ def optimizer_ns(workload: Workload, shards: Sequence[Shard], device: DeviceShee
     """
     total = 0
     for group, members in _by_group(workload, shards):
-        moved = sum(_moved_bytes(workload, group, shard) for shard in members)
+        moved = sum(_moved_bytes(group, parameter, elements) for _, parameter, elements in members)
         duration = time_ns(moved, device.memory_bytes_per_s, percent=MEMORY_PERCENT)
         if group.optimizer is OptimizerName.MUON:
             flops = sum(_newton_schulz_flops(parameter) for _, parameter, elements in members if elements)
@@ -177,6 +187,15 @@ def _implementation(group: OptimizerGroup) -> str:
             return group.implementation
 
 
+def _moments_bytes(group: OptimizerGroup, parameter: Parameter, elements: int) -> int:
+    if group.optimizer is OptimizerName.ADAMW_8BIT:
+        return _eight_bit_bytes(elements)
+    itemsize = (group.state_dtype or parameter.dtype).itemsize_bytes
+    if group.optimizer is OptimizerName.ADAFACTOR:
+        return _adafactor_elements(parameter, elements) * itemsize
+    return _MOMENTS[group.optimizer] * elements * itemsize
+
+
 def _eight_bit_bytes(elements: int) -> int:
     """Two moments: a byte per element and a float32 scale per block each, or plain float32."""
     if is_eight_bit(elements):
@@ -203,10 +222,9 @@ def _copy_bytes(group: OptimizerGroup, parameter: Parameter, elements: int) -> i
     return parameter.num_elements * (parameter.dtype.itemsize_bytes + 2 * bfloat16) + 2 * short * short * bfloat16
 
 
-def _moved_bytes(workload: Workload, group: OptimizerGroup, shard: Shard) -> int:
-    name, parameter, elements = shard
+def _moved_bytes(group: OptimizerGroup, parameter: Parameter, elements: int) -> int:
     size = elements * parameter.dtype.itemsize_bytes
-    once = 3 * size + 2 * optimizer_state_bytes(workload, name, parameter, elements)
+    once = 3 * size + 2 * _moments_bytes(group, parameter, elements)
     if _implementation(group) == "fused":
         return once
     return max(once, _SEPARATE_PASSES[group.optimizer] * size)

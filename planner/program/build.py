@@ -185,6 +185,8 @@ class _Builder:
         self._allocate("parameters", compute, MemoryCategory.PARAMETERS, stored, moment)
         self._allocate("optimizer", compute, MemoryCategory.OPTIMIZER, self.inputs.optimizer_bytes, moment)
         self._allocate("buffers", compute, MemoryCategory.BUFFERS, self.model.buffers_bytes, moment)
+        inputs = self.model.inputs_bytes.at(self.inputs.micro_batch, self.inputs.sequence)
+        self._allocate("inputs", compute, MemoryCategory.BUFFERS, inputs, moment)
         if self.knobs.accumulates:
             for unit, size in enumerate(self.inputs.sizes):
                 pool = self._gradient_pool(size)
@@ -410,7 +412,7 @@ class _Builder:
         for call in reversed(calls):
             hooked = [ends[call].unit] if call in ends and self._has_backward(ends[call]) else []
             if call == calls[-1]:
-                hooked = [ROOT, *hooked] if self.knobs.casts_output else [*hooked, ROOT]
+                hooked.append(ROOT)
             for unit in hooked:
                 self._pre_backward(unit)
             self._run_backward(call)

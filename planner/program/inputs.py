@@ -31,12 +31,11 @@ LocalShards = Sequence[tuple[str, Parameter, int]]
 
 
 def local_shards(parts: Partition, shard: int) -> LocalShards:
-    """Shards on rank 0 of every trainable parameter, tied ones once."""
+    """Shards on rank 0 of every trainable parameter, tied ones once, in the order of registration."""
     return [
         (name, parameter, shard_elements(parameter, shard))
-        for unit in parts.units
-        for name, parameter in unit.parameters
-        if parameter.requires_grad
+        for name, parameter in parts.model.iter_parameters()
+        if parameter.requires_grad and parameter.tied_to is None
     ]
 
 

@@ -249,6 +249,9 @@ class ModelDescription(Document):
     shared: tuple[SharedTensor, ...] = ()
     buffers_bytes: Bytes = 0
     """Registered buffers, replicated on every rank."""
+    inputs_bytes: Polynomial = Polynomial()
+    """Tensor arguments of one forward, labels among them, as the training loop holds them: in their own types and
+    through the whole step. Copies in `param_dtype` are activations."""
     tree_sha256: Sha256
     """Hash of `path:ClassName` lines of all modules, without checkpoint and compile prefixes."""
     param_dtype: DType = DType.BFLOAT16

@@ -10,16 +10,18 @@ Coefficient = Annotated[int | float, Field(allow_inf_nan=False)]
 
 
 class Polynomial(Part):
-    """`one + b B + s S + bs B S + bss B S^2` with B = micro-batch and S = sequence length.
+    """`one + b B + s S + bs B S + ss S^2 + bss B S^2` with B = micro-batch and S = sequence length.
 
-    These five terms are all that transformer blocks need: parameters-sized (1), per sequence (B), position
-    tables and masks (S, through B = 1), activations and matmul FLOPs (B S), attention (B S^2).
+    These six terms are all that transformer blocks need: parameters-sized (1), per sequence (B), position
+    tables (S), activations and matmul FLOPs (B S), masks and position biases of all sequences (S^2), attention
+    (B S^2).
     """
 
     one: Coefficient = 0
     b: Coefficient = 0
     s: Coefficient = 0
     bs: Coefficient = 0
+    ss: Coefficient = 0
     bss: Coefficient = 0
 
     def at(self, micro_batch: int, sequence: int) -> int:
@@ -29,9 +31,10 @@ class Polynomial(Part):
             + self.b * micro_batch
             + self.s * sequence
             + self.bs * micro_batch * sequence
+            + self.ss * sequence * sequence
             + self.bss * micro_batch * sequence * sequence
         )
         return max(0, round(value))
 
     def __bool__(self) -> bool:
-        return any((self.one, self.b, self.s, self.bs, self.bss))
+        return any((self.one, self.b, self.s, self.bs, self.ss, self.bss))

@@ -56,7 +56,7 @@ class SearchLimits(Part):
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     deterministic_time: Annotated[float, Field(gt=0, le=100_000)] = 40.0
     """CP-SAT's deterministic seconds for the whole search."""
-    gap: Annotated[float, Field(ge=0, lt=1)] = 0.001
+    gap: Annotated[float, Field(ge=0, lt=1)] = 0.005
     """Stop when (objective - bound) / objective is at most this."""
     wall_clock_s: Annotated[float, Field(gt=0, le=100_000)] = 600.0
     """Safety net; the certificate says when it struck."""

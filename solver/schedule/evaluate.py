@@ -30,7 +30,7 @@ class Evaluator:
         peaks = [0] * problem.num_pools
         ends: dict[int, int] = {}
         issued = 0
-        for number, (kind, when, a, b, c, d, e, f) in enumerate(self._steps):
+        for number, (kind, when, a, b, c, d, e, f, g) in enumerate(self._steps):
             if when is not None:
                 for decision, value in when:
                     if assignment[decision] != value:
@@ -49,7 +49,7 @@ class Evaluator:
                 if level > peaks[a]:
                     peaks[a] = level
             elif kind == _ACTIVITY:
-                start = issued + c
+                start = issued + c if g else 0
                 issued += d
                 for chain in a:
                     if chains[chain] > start:
@@ -59,7 +59,7 @@ class Evaluator:
                     if end > start:
                         start = end
                 end = start + b
-                if issued > end:
+                if issued > end and g:
                     end = issued
                 for chain in a:
                     chains[chain] = end
@@ -74,7 +74,7 @@ class Evaluator:
 
 
 _ACTIVITY, _BARRIER, _CHANGE, _TOUCH = range(4)
-_Compiled = tuple[int, Condition | None, Any, int, int, int, tuple[int, ...], bool]
+_Compiled = tuple[int, Condition | None, Any, int, int, int, tuple[int, ...], bool, bool]
 """One flat shape for all kinds: the loop over it is the inner loop of the heuristic."""
 
 
@@ -90,10 +90,11 @@ def _compile(step: Step) -> _Compiled:
                 step.issue,
                 step.waits,
                 step.blocks_issuer,
+                step.is_issued,
             )
         case Barrier():
-            return (_BARRIER, step.when or None, step.chain, step.activity, 0, 0, (), False)
+            return (_BARRIER, step.when or None, step.chain, step.activity, 0, 0, (), False, False)
         case Change():
-            return (_CHANGE, step.when or None, step.pool, step.amount, 0, 0, (), False)
+            return (_CHANGE, step.when or None, step.pool, step.amount, 0, 0, (), False, False)
         case Touch():
-            return (_TOUCH, step.when or None, step.pool, step.amount, 0, 0, (), False)
+            return (_TOUCH, step.when or None, step.pool, step.amount, 0, 0, (), False, False)

@@ -34,6 +34,13 @@ class Heuristic:
         """Makespan and peaks of any assignment."""
         return self._evaluator.evaluate(assignment)
 
+    def offer(self, assignment: Assignment) -> Evaluation:
+        """Keep an assignment found elsewhere if it is better."""
+        evaluation = self._evaluator.evaluate(assignment)
+        if self._key(evaluation) < self._key(self.evaluation):
+            self.best, self.evaluation = assignment, evaluation
+        return evaluation
+
     def adopt(self, assignment: Assignment) -> None:
         """Take an assignment as the best, whatever it costs."""
         self.best, self.evaluation = assignment, self._evaluator.evaluate(assignment)
@@ -71,10 +78,6 @@ class Heuristic:
             return True
         return False
 
-    def _fits(self, assignment: Assignment) -> bool:
-        self._consider(assignment)
-        return self._excess(self._seen[assignment]) == 0
-
     def _key(self, evaluation: Evaluation) -> tuple[int, int, int]:
         return self._excess(evaluation), evaluation.makespan, evaluation.peak
 
@@ -105,50 +108,47 @@ class Heuristic:
         """Some members of `first` off their default, and as few of `second` as then fit; coarse, then refined."""
         size = len(first.decisions)
         base = with_values(self.best, dict.fromkeys((*first.decisions, *second.decisions), 0))
-        best: tuple[tuple[int, int, int], int, Spread, Spread] | None = None
-
-        def attempt(count: int, placed: Spread, filled: Spread) -> None:
-            nonlocal best
-            start = with_values(base, dict.fromkeys(placed(first.decisions, count), 1))
-            key = self._fewest(start, second, filled)
-            if best is None or key < best[0]:
-                best = (key, count, placed, filled)
-
         step = max(1, size // NUM_COUNTS)
-        for placed, filled in product(SPREADS, SPREADS):
-            for count in range(0, size + 1, step):
-                if self._exhausted:
-                    return
-                attempt(count, placed, filled)
-        while best is not None and step > 1:
+        tried: list[tuple[tuple[int, int, int], int, int]] = []
+        placements = list(product(SPREADS, SPREADS))
+
+        def attempt(count: int, placement: int) -> None:
+            placed, filled = placements[placement]
+            start = with_values(base, dict.fromkeys(placed(first.decisions, count), 1))
+            tried.append((self._fewest(start, second, filled), count, placement))
+
+        for placement, count in product(range(len(placements)), range(0, size + 1, step)):
+            if self._exhausted:
+                return
+            attempt(count, placement)
+        while step > 1 and not self._exhausted:
             step //= 2
-            _, count, placed, filled = best
+            _, count, placement = min(tried)
             for near in (count - step, count + step):
-                if 0 <= near <= size and not self._exhausted:
-                    attempt(near, placed, filled)
+                if 0 <= near <= size:
+                    attempt(near, placement)
 
     def _fewest(self, start: Assignment, family: Family, spread: Spread) -> tuple[int, int, int]:
         """Bisect the fewest members of `family` off their default that fit; the key of the best met on the way."""
-        low, high = -1, len(family.decisions)
-        best = self._key(self._seen[start]) if start in self._seen else None
-        while high - low > 1 or low == -1:
-            if self._exhausted and best is not None:
-                return best
-            middle = 0 if low == -1 and high == len(family.decisions) else (low + high) // 2
-            assignment = with_values(start, dict.fromkeys(spread(family.decisions, middle), 1))
-            fits = self._fits(assignment)
-            key = self._key(self._seen[assignment])
-            best = key if best is None or key < best else best
-            if fits:
+        keys: list[tuple[int, int, int]] = []
+
+        def fits(count: int) -> bool:
+            assignment = with_values(start, dict.fromkeys(spread(family.decisions, count), 1))
+            self._consider(assignment)
+            keys.append(self._key(self._seen[assignment]))
+            return self._excess(self._seen[assignment]) == 0
+
+        low, high = 0, len(family.decisions)
+        if fits(low):
+            return keys[0]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if fits(middle):
                 high = middle
-                if middle == 0:
-                    return best
             else:
                 low = middle
-        full = with_values(start, dict.fromkeys(spread(family.decisions, high), 1))
-        self._consider(full)
-        key = self._key(self._seen[full])
-        return key if best is None or key < best else best
+        fits(high)
+        return min(keys)
 
     def _cleared(self, family: Family) -> Assignment:
         return with_values(self.best, dict.fromkeys(family.decisions, 0))
@@ -158,15 +158,14 @@ class Heuristic:
     def _local_search(self) -> None:
         """Change, move and exchange values while that helps; a deterministic shuffle decides the order."""
         improved = True
-        while improved and not self._exhausted:
+        while improved:
             improved = False
             moves = list(self._moves(self.best))
             self._random.shuffle(moves)
             for move in moves:
-                if self._exhausted:
+                if self.num_evaluations >= self._limit:
                     return
-                if self._consider(with_values(self.best, move)):
-                    improved = True
+                improved = self._consider(with_values(self.best, move)) or improved
 
     def _moves(self, assignment: Assignment) -> Iterator[dict[int, int]]:
         for decision, size in enumerate(self._problem.num_values):

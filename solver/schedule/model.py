@@ -11,7 +11,7 @@ from typing import cast
 from ortools.sat.python import cp_model
 
 from solver.schedule.bounds import StaticBounds
-from solver.schedule.cuts import window_cuts
+from solver.schedule.cuts import path_cuts
 from solver.schedule.problem import Activity, Assignment, Barrier, Change, Condition, Problem, Touch
 
 Expr = cp_model.LinearExpr | int
@@ -126,7 +126,7 @@ class ScheduleModel:
         literal, present = self.condition(step.when)
         waits = [self._ends[wait] for wait in step.waits if wait in self._ends]
         after = [self._clocks[chain] for chain in step.chains]
-        bound_by_issuer = not self._bounds.issuer_is_ahead(number)
+        bound_by_issuer = step.is_issued and not self._bounds.issuer_is_ahead(number)
         start = max([t.value for t in after] + [w.end.value for w in waits if w.present])
         if bound_by_issuer:
             start = max(start, self._issuer.value + step.lead)
@@ -200,12 +200,14 @@ class ScheduleModel:
         self._clocks[step.chain] = later
 
     def _competing_paths(self) -> None:
-        """e_x >= e_a + p + (q - p) l, see `solver.schedule.cuts`."""
-        for cut in window_cuts(self.problem):
-            literal, _ = self.condition(cut.when)
-            assert literal is not None
-            earlier, later = self._ends[cut.earlier].end, self._ends[cut.later].end
-            self.model.add(later.expr >= earlier.expr + cut.length + cut.extra * literal)
+        """e_x >= e_a + g(l), see `solver.schedule.cuts`."""
+        for cut in path_cuts(self.problem):
+            expr = self._ends[cut.earlier].end.expr + cut.length
+            for when, extra in cut.terms:
+                literal, _ = self.condition(when)
+                assert literal is not None
+                expr = expr + extra * literal
+            self.model.add(self._ends[cut.later].end.expr >= expr)
 
     def _time(self, value: int) -> Tracked:
         variable = self.model.new_int_var(0, self._horizon, "t")

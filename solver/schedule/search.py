@@ -38,6 +38,8 @@ class Result:
     lower_bound: int
     deterministic_time: float
     wall_clock_struck: bool = False
+    interrupted: bool = False
+    """A person stopped the run (SIGINT) before any limit did."""
 
 
 def prove(
@@ -54,7 +56,12 @@ def prove(
     solver = _solver(limits)
     status = solver.solve(built.model, _Watcher(on_progress) if on_progress else None)
     struck = solver.wall_time >= limits.wall_clock_s
-    spent = solver.deterministic_time if hasattr(solver, "deterministic_time") else 0.0
+    spent = solver.deterministic_time
+    unfinished = status == cp_model.UNKNOWN or (
+        status == cp_model.FEASIBLE
+        and solver.objective_value - solver.best_objective_bound > limits.relative_gap * solver.objective_value
+    )
+    interrupted = unfinished and not struck and spent < 0.9 * limits.deterministic_time
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         assignment = read_assignment(built, solver)
         return Result(
@@ -64,6 +71,7 @@ def prove(
             lower_bound=round(solver.best_objective_bound),
             deterministic_time=spent,
             wall_clock_struck=struck,
+            interrupted=interrupted,
         )
     infeasible = status == cp_model.INFEASIBLE
     beaten = 0 if cutoff is None else cutoff + 1
@@ -75,6 +83,7 @@ def prove(
         lower_bound=bound,
         deterministic_time=spent,
         wall_clock_struck=struck,
+        interrupted=interrupted,
     )
 
 
