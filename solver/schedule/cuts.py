@@ -18,7 +18,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from solver.schedule.problem import Activity, Barrier, Condition, Problem, Step
+from solver.schedule.problem import Activity, Barrier, Condition, Problem
 
 _NEVER = -(2**62)
 MAX_WINDOW = 250
@@ -79,45 +79,73 @@ def _meeting(ancestors: dict[int, int], joined: set[int]) -> int | None:
 
 
 def _cuts_between(problem: Problem, earlier: int, later: int) -> Iterator[Cut]:
-    window = enumerate(problem.steps[earlier : later + 1], start=earlier)
-    timed: list[tuple[int, Step]] = [(n, step) for n, step in window if isinstance(step, Activity | Barrier)]
-    conditions = tuple(sorted({step.when for _, step in timed if step.when}))
+    window, conditions = _window(problem, earlier, later)
     if not conditions:
         return
-    groups = [conditions] if len(conditions) <= MAX_LITERALS else [(item,) for item in conditions]
+    for facet in _facets(window, len(conditions)):
+        length, terms = facet
+        yield Cut(earlier, later, length, tuple((conditions[index], extra) for index, extra in terms))
+
+
+_Window = tuple[tuple[bool, tuple[int, ...], int, tuple[int, ...], int], ...]
+"""Activities and barriers between two activities, in a form that is the same wherever the same pattern repeats:
+(is an activity, chains, duration, positions of the activities waited for, condition number or -1)."""
+
+
+def _window(problem: Problem, earlier: int, later: int) -> tuple[_Window, list[Condition]]:
+    positions: dict[int, int] = {}
+    conditions: dict[Condition, int] = {}
+    window: list[tuple[bool, tuple[int, ...], int, tuple[int, ...], int]] = []
+    for number in range(earlier, later + 1):
+        step = problem.steps[number]
+        if not isinstance(step, Activity | Barrier):
+            continue
+        when = conditions.setdefault(step.when, len(conditions)) if step.when else -1
+        if isinstance(step, Activity):
+            waits = tuple(positions[wait] for wait in step.waits if wait in positions)
+            positions[number] = len(window)
+            window.append((True, step.chains, step.duration, waits, when))
+        elif step.activity in positions:
+            window.append((False, (step.chain,), 0, (positions[step.activity],), when))
+    return tuple(window), list(conditions)
+
+
+@lru_cache(maxsize=4096)
+def _facets(window: _Window, num_conditions: int) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+    """`(length, ((condition number, extra), ..))` of each useful facet."""
+    everything = tuple(range(num_conditions))
+    groups = [everything] if num_conditions <= MAX_LITERALS else [(number,) for number in everything]
+    found = []
     for group in groups:
         values = tuple(
-            _longest(timed, frozenset(when for when, chosen in zip(group, point, strict=True) if chosen))
+            _longest(window, frozenset(number for number, bit in zip(group, point, strict=True) if bit))
             for point in product((0, 1), repeat=len(group))
         )
         if values[0] <= _NEVER:
             continue
         for length, *extras in lower_facets(values):
-            terms = tuple((when, extra) for when, extra in zip(group, extras, strict=True) if extra)
+            terms = tuple((number, extra) for number, extra in zip(group, extras, strict=True) if extra)
             if terms:
-                yield Cut(earlier, later, length, terms)
+                found.append((length, terms))
+    return tuple(found)
 
 
-def _longest(timed: list[tuple[int, Step]], present: frozenset[Condition]) -> int:
+def _longest(window: _Window, present: frozenset[int]) -> int:
     """Longest path from the end of the first activity to that of the last, optional steps present as said."""
-    (first, origin), *rest = timed
-    assert isinstance(origin, Activity)
-    chains = dict.fromkeys(origin.chains, 0)
-    ends = {first: 0}
-    for number, step in rest:
-        if step.when and step.when not in present:
+    chains = dict.fromkeys(window[0][1], 0)
+    ends = [_NEVER] * len(window)
+    ends[0] = 0
+    for position, (is_activity, targets, duration, waits, when) in enumerate(window):
+        if position == 0 or (when >= 0 and when not in present):
             continue
-        if isinstance(step, Barrier):
-            chains[step.chain] = max(chains.get(step.chain, _NEVER), ends.get(step.activity, _NEVER))
-        elif isinstance(step, Activity):
-            start = max(
-                [chains.get(chain, _NEVER) for chain in step.chains]
-                + [ends.get(wait, _NEVER) for wait in step.waits]
-            )
-            ends[number] = start + step.duration if start > _NEVER else _NEVER
-            for chain in step.chains:
-                chains[chain] = max(chains.get(chain, _NEVER), ends[number])
-    return ends[rest[-1][0]]
+        before = [ends[wait] for wait in waits]
+        start = max([chains.get(chain, _NEVER) for chain in targets] + before)
+        if is_activity:
+            start = start + duration if start > _NEVER else _NEVER
+            ends[position] = start
+        for chain in targets:
+            chains[chain] = max(chains.get(chain, _NEVER), start)
+    return ends[-1]
 
 
 @lru_cache(maxsize=4096)
@@ -131,25 +159,22 @@ def lower_facets(values: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         `(constant, coefficient_1, .., coefficient_k)` of affine functions that nowhere exceed it; integral by
         rounding down, which keeps them valid.
     """
-    k = (len(values) - 1).bit_length()
-    points = np.array([(1, *point) for point in product((0, 1), repeat=k)], dtype=np.float64)
+    points, corners, inverses = _simplices((len(values) - 1).bit_length())
     heights = np.array(values, dtype=np.float64)
-    found: set[tuple[int, ...]] = set()
-    for chosen in combinations(range(len(values)), k + 1):
-        corners = points[list(chosen)]
-        if abs(np.linalg.det(corners)) < 0.5:
-            continue
-        plane = np.linalg.solve(corners, heights[list(chosen)])
-        if (points @ plane <= heights + 1e-6 * max(1.0, float(np.abs(heights).max()))).all():
-            found.add(_integral(plane, points, values))
-    return tuple(sorted(found))
+    planes = np.einsum("nij,nj->ni", inverses, heights[corners])
+    tolerance = 1e-6 * max(1.0, float(np.abs(heights).max()))
+    below = (planes @ points.T <= heights + tolerance).all(axis=1)
+    coefficients = np.unique(np.rint(planes[below, 1:]).astype(np.int64), axis=0)
+    levels = np.array(values, dtype=np.int64) - coefficients @ points[:, 1:].T.astype(np.int64)
+    constants = levels.min(axis=1)
+    return tuple((int(c), *map(int, row)) for c, row in zip(constants, coefficients, strict=True))
 
 
-def _integral(plane: np.ndarray, points: np.ndarray, values: tuple[int, ...]) -> tuple[int, ...]:
-    """Integer coefficients near the plane's, with the largest constant that keeps them valid."""
-    coefficients = [round(float(value)) for value in plane[1:]]
-    constant = min(
-        value - sum(c for c, bit in zip(coefficients, point[1:], strict=True) if bit)
-        for value, point in zip(values, points, strict=True)
-    )
-    return (constant, *coefficients)
+@lru_cache(maxsize=8)
+def _simplices(k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points of the cube as rows (1, bits); corners of all simplices among them; inverses of the corners' rows."""
+    points = np.array([(1, *point) for point in product((0, 1), repeat=k)], dtype=np.float64)
+    corners = np.array(list(combinations(range(len(points)), k + 1)))
+    matrices = points[corners]
+    independent = np.abs(np.linalg.det(matrices)) > 0.5
+    return points, corners[independent], np.linalg.inv(matrices[independent])
