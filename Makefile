@@ -14,7 +14,7 @@ help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 demo: $(STAMPS)/cli ## Plan Llama-3-8B on 8 x H100 and print why (no torch, no GPU)
-	@$(BIN)/shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64 --optimizer adamw --param-dtype bf16
+	@$(BIN)/shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64
 
 install: $(STAMPS)/dev ## Make the virtual environment for development
 

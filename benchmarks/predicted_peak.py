@@ -1,22 +1,19 @@
 """Predicted peak memory against the peak that the real FSDP2 code reaches in a dry run.
 
-Twenty configurations of five models at 8 and 64 ranks. Prints a markdown table and writes
-`docs/measurements/predicted-peak.json`. Run from the repository: `python benchmarks/predicted_peak.py`.
+Twenty-five configurations of seven models at 8 and 64 ranks. Prints a markdown table and writes
+`docs/measurements/predicted-peak.json`. Run from the repository: `python -m benchmarks.predicted_peak`.
 """
 
 import argparse
-import datetime
 import json
-import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
+from benchmarks.record import provenance
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -42,11 +39,7 @@ MIB = 2**20
 
 
 def hugging_face(**config: str | int) -> TrainingExample:
-    """A transformers model without its initialisation, which reads values and so cannot run on fake tensors."""
-    from transformers.initialization import no_init_weights
-
-    with no_init_weights():
-        return from_hf_config(config)()
+    return from_hf_config(config)()
 
 
 def llama() -> TrainingExample:
@@ -101,6 +94,37 @@ def vit() -> TrainingExample:
     )
 
 
+def t5() -> TrainingExample:
+    return hugging_face(
+        model_type="t5",
+        vocab_size=8000,
+        d_model=256,
+        d_kv=32,
+        d_ff=1024,
+        num_heads=8,
+        num_layers=4,
+        num_decoder_layers=4,
+    )
+
+
+def whisper() -> TrainingExample:
+    return hugging_face(
+        model_type="whisper",
+        vocab_size=8000,
+        d_model=256,
+        encoder_layers=4,
+        decoder_layers=4,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=1024,
+        decoder_ffn_dim=1024,
+        max_source_positions=500,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
 class LowRank(nn.Module):
     """A frozen projection with a trainable low-rank addition."""
 
@@ -121,9 +145,10 @@ class ModelUnderTest:
     """A builder of this file with the paths of its parts."""
 
     build: Callable[[], TrainingExample]
-    blocks: str
+    blocks: tuple[str, ...]
+    """Lists of blocks, each of `num_blocks`."""
     num_blocks: int
-    embedding: str
+    embedding: str = ""
     tail: tuple[str, ...] = ()
     """Norm and head, where they may be a unit of their own."""
     micro_batch: int = 2
@@ -132,19 +157,25 @@ class ModelUnderTest:
     @property
     def block_paths(self) -> list[str]:
         """Paths of the blocks, in order."""
-        return [f"{self.blocks}.{index}" for index in range(self.num_blocks)]
+        return [f"{blocks}.{index}" for blocks in self.blocks for index in range(self.num_blocks)]
 
 
 LLAMA = ModelUnderTest(
-    build=llama, blocks="model.layers", num_blocks=6, embedding="model.embed_tokens", tail=("model.norm", "lm_head")
+    build=llama,
+    blocks=("model.layers",),
+    num_blocks=6,
+    embedding="model.embed_tokens",
+    tail=("model.norm", "lm_head"),
 )
 FEW_TOKENS = replace(LLAMA, micro_batch=1, sequence=64)
 """Parameters and their buffers outweigh activations."""
 LORA = replace(LLAMA, build=llama_lora)
-GPT2 = ModelUnderTest(build=gpt2, blocks="transformer.h", num_blocks=6, embedding="transformer.wte")
-MOE = ModelUnderTest(build=qwen3_moe, blocks="model.layers", num_blocks=4, embedding="model.embed_tokens")
-VIT = ModelUnderTest(
-    build=vit, blocks="vit.layers", num_blocks=6, embedding="vit.embeddings", micro_batch=16, sequence=16
+GPT2 = ModelUnderTest(build=gpt2, blocks=("transformer.h",), num_blocks=6, embedding="transformer.wte")
+MOE = ModelUnderTest(build=qwen3_moe, blocks=("model.layers",), num_blocks=4, embedding="model.embed_tokens")
+VIT = ModelUnderTest(build=vit, blocks=("vit.layers",), num_blocks=6, micro_batch=16, sequence=16)
+T5 = ModelUnderTest(build=t5, blocks=("encoder.block", "decoder.block"), num_blocks=4)
+WHISPER = ModelUnderTest(
+    build=whisper, blocks=("model.encoder.layers", "model.decoder.layers"), num_blocks=4, sequence=64
 )
 
 
@@ -249,6 +280,11 @@ CASES = (
     Case(name="qwen3-moe", model=MOE),
     Case(name="vit, 8 ranks", model=VIT, mesh=(1, 8)),
     Case(name="vit, all checkpointed, fp32", model=VIT, checkpoint_every=1, mixed=False),
+    Case(name="t5, AdamW in a loop", model=T5, optimizer=OptimizerGroup(implementation="for_loop")),
+    Case(name="t5, all checkpointed, fp32", model=T5, checkpoint_every=1, mixed=False),
+    Case(name="whisper, 8 ranks", model=WHISPER, mesh=(1, 8)),
+    Case(name="whisper, all checkpointed, hybrid 8 x 8", model=WHISPER, mesh=(8, 8), checkpoint_every=1),
+    Case(name="whisper, SGD momentum", model=WHISPER, optimizer=OptimizerGroup(optimizer="sgd_momentum")),
 )
 
 
@@ -328,13 +364,6 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def commit() -> str:
-    finished = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return finished.stdout.strip()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name contains this text")
@@ -348,13 +377,7 @@ def main() -> int:
         assert isinstance(record, MemoryRecord)
         rows.append(compare(case, record, descriptions.of(case)))
     print(table(rows))
-    document = {
-        "commit": commit(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "torch": torch.__version__,
-        "rows": [asdict(row) for row in rows],
-    }
+    document = provenance() | {"rows": [asdict(row) for row in rows]}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(document, indent=1) + "\n")
     return 0

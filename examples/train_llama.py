@@ -1,14 +1,20 @@
-"""Train a small Llama for five steps, sharded as a plan says.
+r"""Train a small Llama for five steps, sharded as a plan says. Needs torch and transformers.
 
-    torchrun --nproc-per-node 2 examples/train_llama.py plan.json
-    torchrun --nproc-per-node 2 examples/train_llama.py --url http://127.0.0.1:8000 --request request.json
+Describe the model, plan it for as many ranks as you will start, and train, on two processes of a CPU here:
 
-The plan is for the model that `build_model` makes: describe that model and plan it for as many ranks as you start.
-The rest of the script is an ordinary training loop. Needs torch and transformers.
+    shardwright describe examples.train_llama:build --micro-batch 2 --seq 64 -o model.json
+    shardwright plan model.json gloo-2 --micro-batch 2 --seq 64 --global-batch 8 \
+        -o plan.json --save-request request.json
+    torchrun --nproc-per-node 2 examples/train_llama.py plan.json --cpu
+
+or ask a running service (`shardwright serve`) for the plan:
+
+    torchrun --nproc-per-node 2 examples/train_llama.py --url http://127.0.0.1:8000 --request request.json --cpu
 """
 
 import argparse
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -18,6 +24,7 @@ from torch.nn import functional
 from planner.schema import Plan, PlanRequest
 from runtime_client.apply import apply_plan
 from runtime_client.client import PlanClient, load_plan
+from runtime_client.describe import TrainingExample, token_inputs
 
 NUM_STEPS = 5
 VOCABULARY = 512
@@ -25,7 +32,7 @@ SEQUENCE = 64
 
 
 def build_model() -> nn.Module:
-    """A Llama of 0.6 million parameters with random weights, the same on every rank."""
+    """A Llama of half a million parameters with random weights, the same on every rank."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -39,6 +46,11 @@ def build_model() -> nn.Module:
         use_cache=False,
     )
     return LlamaForCausalLM(config)
+
+
+def build() -> TrainingExample:
+    """What `shardwright describe` traces: the model and its inputs; the loss is cross entropy."""
+    return TrainingExample(model=build_model(), inputs=token_inputs)
 
 
 def get_plan(arguments: argparse.Namespace) -> Plan:
@@ -100,6 +112,19 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {step} loss {total.item() / dist.get_world_size():.4f}", flush=True)
     dist.destroy_process_group()
+    if device.type == "cpu":
+        leave()
+
+
+def leave() -> None:
+    """End the process at once.
+
+    Threads of gloo may hold the last tensors a little longer (torch 2.13); one that lets go of them while Python
+    finalises is unwound, and the process aborts after all its work is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ from planner.schema import (
     MemoryCategory,
     PlanRequest,
 )
-from planner.search import Found, OpenCandidate, least_memory_of, open_candidate
+from planner.search import Found, find_least_memory, open_candidate
 from planner.simulate.predict import predict
-from solver.schedule.search import Limits
 
-_LIMITS = Limits(deterministic_time=2.0, wall_clock_s=30.0)
 MAX_FACTOR = 64
 """How many times the nodes the search for a fitting number of ranks tries."""
 
@@ -36,7 +34,8 @@ _ADVICE = {
 
 def explain_infeasible(request: PlanRequest, found: Found) -> Infeasibility:
     """Least memory over all plans, the device memory and the number of ranks with which one fits."""
-    best, needed = _least(request, found.all_candidates)
+    best = min(found.all_candidates, key=lambda item: item.heuristic.evaluation.peak)
+    needed = best.heuristic.evaluation.peak
     budget = best.costs.budget
     decisions = best.unpack(request, best.heuristic.best)
     peak = predict(request, decisions).peak
@@ -64,19 +63,6 @@ def explain_infeasible(request: PlanRequest, found: Found) -> Infeasibility:
     )
 
 
-def _least(request: PlanRequest, items: tuple[OpenCandidate, ...]) -> tuple[OpenCandidate, int]:
-    """The global choice that needs least, and how much; its heuristic then holds that assignment."""
-    best: tuple[int, OpenCandidate] | None = None
-    for item, result in least_memory_of(items, _LIMITS):
-        if result.assignment is not None and result.evaluation is not None:
-            item.heuristic.adopt(result.assignment)
-        needed = item.heuristic.evaluation.peak
-        if best is None or needed < best[0]:
-            best = (needed, item)
-    assert best is not None
-    return best[1], best[0]
-
-
 def _fewest_ranks(request: PlanRequest) -> int | None:
     factor = 2
     while factor <= MAX_FACTOR:
@@ -95,8 +81,8 @@ def _fits(request: PlanRequest) -> bool:
 
 def _fits_candidate(request: PlanRequest, candidate: Candidate) -> bool:
     item = open_candidate(request, candidate)
-    _, result = next(iter(least_memory_of((item,), _LIMITS)))
-    return result.evaluation is not None and result.evaluation.peak <= item.costs.budget.budget_bytes
+    find_least_memory(item)
+    return item.heuristic.feasible
 
 
 def _scaled(request: PlanRequest, factor: int) -> PlanRequest:

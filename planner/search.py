@@ -1,6 +1,6 @@
 """The search: a problem per global choice, heuristics on all, CP-SAT where the bound leaves room."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 from time import monotonic
@@ -26,6 +26,7 @@ SKETCH_EVALUATIONS = 160
 IMPROVE_EVALUATIONS = 800
 NUM_IMPROVED = 3
 """Best-ranked global choices whose heuristic solution is improved before anything is proven."""
+_LEAST_MEMORY = Limits(deterministic_time=2.0, wall_clock_s=60.0)
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a node's first proof attempt; each further attempt gets twice as much."""
 
@@ -55,6 +56,13 @@ class OpenCandidate:
     problem: Problem
     optimizer_ns: int
     heuristic: Heuristic
+    least_bytes: int = 0
+    """No plan of this choice needs less memory; worked out only where the heuristic finds none that fits."""
+
+    @property
+    def can_fit(self) -> bool:
+        """Whether some plan may keep the budget."""
+        return self.least_bytes <= self.costs.budget.budget_bytes
 
     def unpack(self, request: PlanRequest, assignment: Assignment) -> Decisions:
         """An assignment as the decisions of a plan."""
@@ -137,6 +145,8 @@ class _Search:
             item = open_candidate(self.request, candidate)
             knobs.update(knob_names(candidate))
             item.heuristic.sketch(max_evaluations=SKETCH_EVALUATIONS)
+            if not item.heuristic.feasible:
+                find_least_memory(item)
             self.items.append(item)
             if item.heuristic.feasible:
                 self._offer(item, item.heuristic.best, item.heuristic.evaluation.makespan)
@@ -146,10 +156,11 @@ class _Search:
         self.nodes = [
             Node(item=item, fixed={}, problem=item.problem, lower_bound=StaticBounds(item.problem).makespan)
             for item in self.items
+            if item.can_fit
         ]
 
     def _improve(self) -> None:
-        for item in self.items[:NUM_IMPROVED]:
+        for item in [item for item in self.items if item.can_fit][:NUM_IMPROVED]:
             item.heuristic.improve(max_evaluations=IMPROVE_EVALUATIONS)
             if item.heuristic.feasible:
                 self._offer(item, item.heuristic.best, item.heuristic.evaluation.makespan)
@@ -293,7 +304,9 @@ def open_candidate(request: PlanRequest, candidate: Candidate) -> OpenCandidate:
     )
 
 
-def least_memory_of(items: tuple[OpenCandidate, ...], limits: Limits) -> Iterator[tuple[OpenCandidate, Result]]:
-    """Least memory of each global choice."""
-    for item in items:
-        yield item, least_memory(item.problem, item.heuristic.best, limits)
+def find_least_memory(item: OpenCandidate) -> None:
+    """Bound the memory of a global choice from below, and offer its heuristic the plan that needs least."""
+    result = least_memory(item.problem, item.heuristic.best, _LEAST_MEMORY)
+    item.least_bytes = result.lower_bound
+    if result.assignment is not None:
+        item.heuristic.offer(result.assignment)

@@ -38,9 +38,9 @@ from planner.schema import (
     Predictions,
     UnitPlan,
 )
+from runtime_client.apply import apply_decisions
 from runtime_client.describe import TrainingExample, describe, token_inputs
 from runtime_client.dryrun import DryRunJob, MemoryRecord, run_isolated
-from runtime_client.dryrun.sharding import apply_decisions
 
 MIB = 2**20
 

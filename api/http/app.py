@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from api.http.addresses import is_loopback
-from api.http.body import BodyLimit
+from api.http.body import BODIES_AT_ONCE, BodyLimit
 from api.http.documents.endpoints import document_router
 from api.http.health.endpoints import router as health_router
 from api.http.jobs.endpoints import router as jobs_router
@@ -45,6 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
+    app.state.body_limiter = CapacityLimiter(BODIES_AT_ONCE)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     add_problem_handlers(app)
     for kind in DocumentKind:

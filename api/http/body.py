@@ -1,12 +1,19 @@
 """Request bodies: JSON only, of limited size, never held beyond the limit."""
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.problems import BodyTooLarge, UnsupportedMediaType, error_response
 
+Result = TypeVar("Result")
+
+BODIES_AT_ONCE = 4
 LINGER_S = 2.0
 """How long the rest of a refused body is thrown away, so that the client sees the answer and not a reset."""
 LINGER_BYTES = 8 * 2**20
@@ -72,3 +79,9 @@ async def json_body(request: Request) -> bytes:
     ):
         raise UnsupportedMediaType(f"send application/json, not {media_type or 'a body without Content-Type'}")
     return await request.body()
+
+
+async def with_body(request: Request, function: Callable[..., Result], *arguments: object) -> Result:
+    """Run a function that parses a body in a thread; only a few at a time, since each may take much memory."""
+    limiter: CapacityLimiter = request.app.state.body_limiter
+    return await run_sync(function, *arguments, limiter=limiter)

@@ -11,12 +11,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from api.service.errors import InvalidJson, JobFailed, NotFound, UnknownReference
+from api.service.errors import InvalidJson, JobFailed, NotFound, TooManyValues, UnknownReference
 from planner.schema.errors import InvalidDocument, ShardwrightError
 
 _log = structlog.get_logger()
 
 MEDIA_TYPE = "application/problem+json"
+MAX_TEXT = 2000
 
 
 class ProblemItem(BaseModel):
@@ -53,6 +54,7 @@ _STATUS_OF: dict[type[ShardwrightError], int] = {
     InvalidJson: 400,
     NotFound: 404,
     BodyTooLarge: 413,
+    TooManyValues: 413,
     UnsupportedMediaType: 415,
 }
 _STATUS_OF_FAILURE = {"planner_timeout": 504}
@@ -72,11 +74,16 @@ def problem_response(
         type=f"urn:shardwright:problem:{code}",
         title=HTTPStatus(status).phrase,
         status=status,
-        detail=detail,
+        detail=_clipped(detail),
         code=code,
-        problems=[ProblemItem(path=path, message=message) for path, message in problems],
+        problems=[ProblemItem(path=_clipped(path), message=_clipped(message)) for path, message in problems],
     )
     return JSONResponse(problem.model_dump(), status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def _clipped(text: str) -> str:
+    """Errors may quote what the caller sent."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def error_response(error: ShardwrightError) -> JSONResponse:

@@ -18,6 +18,12 @@ class InvalidJson(ShardwrightError):
     code = "invalid_json"
 
 
+class TooManyValues(ShardwrightError):
+    """The body has more JSON values than any document needs."""
+
+    code = "too_many_values"
+
+
 class UnknownReference(ShardwrightError):
     """A request refers to a document that is not stored."""
 

@@ -4,14 +4,18 @@ import re
 from typing import Any, TypeVar
 
 import rfc8785
+from pydantic import ValidationError
 from pydantic_core import from_json
 
-from api.service.errors import InvalidJson
+from api.service.errors import InvalidJson, TooManyValues
 from planner.schema.base import Document
 from planner.schema.errors import InvalidDocument
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
 
+MAX_VALUES = 1_000_000
+"""Values in one body; parsed, they take many times the memory of their text. Every comma counts as one."""
+MAX_PROBLEMS = 200
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -20,7 +24,10 @@ def parse_json(body: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
     Raises:
         InvalidJson: the body is not that.
+        TooManyValues: it is, or may be, but would take too much memory.
     """
+    if body.count(b",") >= MAX_VALUES:
+        raise TooManyValues(f"the body may have at most {MAX_VALUES} values")
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -33,7 +40,7 @@ def parse_document(kind: type[AnyDocument], value: Any) -> AnyDocument:  # noqa:
     Raises:
         InvalidDocument: a field is missing, unknown or out of range, or a number has no exact canonical form.
     """
-    document = kind.from_object(value, source="the body")
+    document = _validated(kind, value)
     try:
         canonical = document.canonical_bytes()
     except (rfc8785.CanonicalizationError, OverflowError) as error:
@@ -43,6 +50,16 @@ def parse_document(kind: type[AnyDocument], value: Any) -> AnyDocument:  # noqa:
     if path is not None:
         raise InvalidDocument(f"{path} contains the character NUL", problems=((path, "must not contain NUL"),))
     return document
+
+
+def _validated(kind: type[AnyDocument], value: Any) -> AnyDocument:  # noqa: ANN401 - JSON of any shape
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        if error.error_count() > MAX_PROBLEMS:
+            message = f"{error.error_count()} problems, too many to list; is it a {kind.kind} at all?"
+            raise InvalidDocument(message, problems=(("", message),)) from None
+        raise InvalidDocument.from_pydantic(error, kind=kind.kind, source="the body") from None
 
 
 def _path_of_nul(value: Any, path: str = "") -> str | None:  # noqa: ANN401 - JSON of any shape

@@ -77,8 +77,8 @@ class LoRALinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Output of the base plus the low-rank update."""
-        update: Tensor = self.lora_b(self.lora_a(hidden))
-        return update + self.base(hidden)
+        output: Tensor = self.base(hidden) + self.lora_b(self.lora_a(hidden))
+        return output
 
 
 def llama_3_8b_lora() -> TrainingExample:

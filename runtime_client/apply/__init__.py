@@ -2,6 +2,7 @@
 
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.apply import apply_plan
+from runtime_client.apply.decisions import apply_decisions
 from runtime_client.features import CLIENT_FEATURES
 
-__all__ = ["CLIENT_FEATURES", "AppliedPlan", "apply_plan"]
+__all__ = ["CLIENT_FEATURES", "AppliedPlan", "apply_decisions", "apply_plan"]

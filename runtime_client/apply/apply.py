@@ -2,20 +2,12 @@
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from planner.schema import ActivationPolicy, Decisions, DType, MeshPlan, Plan, PlanBody, UnitPlan
+from planner.schema import MeshPlan, Plan, PlanBody
 from runtime_client.apply.applied import AppliedPlan
-from runtime_client.apply.model_checks import (
-    check_checkpointing,
-    check_fingerprint,
-    check_not_sharded,
-    check_parameters,
-    is_checkpointed,
-)
-from runtime_client.apply.modules import find_module, replace_module
+from runtime_client.apply.decisions import check_units, shard
+from runtime_client.apply.model_checks import check_fingerprint, check_not_sharded
 from runtime_client.apply.plan_checks import (
     check_client_features,
     check_supported,
@@ -24,8 +16,6 @@ from runtime_client.apply.plan_checks import (
     feasible_decisions,
     verified_body,
 )
-from runtime_client.apply.prefetch import check_prefetch, set_prefetch
-from runtime_client.apply.units import resolve_units
 
 
 def apply_plan(
@@ -62,18 +52,8 @@ def apply_plan(
     check_not_sharded(model)
     if require_fingerprint:
         check_fingerprint(model, body)
-    check_parameters(resolve_units(model, decisions))
-    check_checkpointing(model, decisions)
-    check_prefetch(decisions)
-
-    mesh = mesh or _build_mesh(decisions.mesh, device_type)
-    _checkpoint_activations(model, decisions)
-    policy = _mixed_precision(decisions)
-    for unit in decisions.units:
-        _shard_unit(model, unit, mesh, policy)
-    set_prefetch(model, decisions)
-    _set_knobs(model, decisions)
-    return AppliedPlan(model=model, mesh=mesh, decisions=decisions)
+    check_units(model, decisions)
+    return shard(model, decisions, mesh or _build_mesh(decisions.mesh, device_type))
 
 
 def _build_mesh(plan: MeshPlan, device_type: str | None) -> DeviceMesh:
@@ -83,44 +63,3 @@ def _build_mesh(plan: MeshPlan, device_type: str | None) -> DeviceMesh:
     if plan.replicate == 1:
         return init_device_mesh(device_type, (plan.shard,), mesh_dim_names=("shard",))
     return init_device_mesh(device_type, (plan.replicate, plan.shard), mesh_dim_names=("replicate", "shard"))
-
-
-def _checkpoint_activations(model: nn.Module, decisions: Decisions) -> None:
-    for activation in decisions.activations:
-        if activation.policy is ActivationPolicy.FULL:
-            module = find_module(model, activation.module, where="decisions.activations")
-            if not is_checkpointed(module):
-                replace_module(model, module, checkpoint_wrapper(module, CheckpointImpl.NO_REENTRANT))
-
-
-def _mixed_precision(decisions: Decisions) -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(
-        param_dtype=_torch_dtype(decisions.param_dtype),
-        reduce_dtype=_torch_dtype(decisions.reduce_dtype),
-        output_dtype=_torch_dtype(decisions.output_dtype),
-        cast_forward_inputs=decisions.cast_forward_inputs,
-    )
-
-
-def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
-    if dtype is None:
-        return None
-    found = getattr(torch, dtype.value)
-    assert isinstance(found, torch.dtype)
-    return found
-
-
-def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    modules = [find_module(model, path, where="decisions.units") for path in unit.modules]
-    if len(modules) == 1:
-        fully_shard(modules[0], mesh=mesh, reshard_after_forward=unit.reshard_after_forward, mp_policy=policy)
-    else:
-        fully_shard(modules, mesh=mesh, reshard_after_forward=unit.reshard_after_forward, mp_policy=policy)
-
-
-def _set_knobs(model: nn.Module, decisions: Decisions) -> None:
-    assert isinstance(model, FSDPModule)
-    if decisions.runtime.reduce_scatter_max_input_buffers > 1:
-        model.set_reduce_scatter_max_input_buffers(decisions.runtime.reduce_scatter_max_input_buffers)
-    if decisions.runtime.separate_reduce_scatter_group:
-        model.set_separate_reduce_scatter_group(True)

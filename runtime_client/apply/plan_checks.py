@@ -132,10 +132,11 @@ def check_world(body: PlanBody, decisions: Decisions, mesh: DeviceMesh | None) -
             f"ranks. Start {body.world_size} ranks, or plan again for {num_ranks}."
         )
     if mesh is not None:
-        _check_mesh(mesh, decisions)
+        check_mesh(mesh, decisions)
 
 
-def _check_mesh(mesh: DeviceMesh, decisions: Decisions) -> None:
+def check_mesh(mesh: DeviceMesh, decisions: Decisions) -> None:
+    """Shape and names of a mesh that was handed over."""
     wanted = decisions.mesh
     shape = (wanted.shard,) if wanted.replicate == 1 else (wanted.replicate, wanted.shard)
     if tuple(mesh.shape) != shape:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.schema.model import LOSS_PATH, Call, CallKind, CallRole, SharedTensor
+from planner.schema.polynomial import Polynomial
 from runtime_client.describe.errors import DifferentTraces
 from runtime_client.describe.fit import Fitter, PointSet, without_dominated
 from runtime_client.describe.point import PointCall, PointTrace
@@ -18,6 +19,7 @@ class Body:
     kinds: dict[str, CallKind]
     calls: tuple[Call, ...]
     shared: tuple[SharedTensor, ...]
+    inputs_bytes: Polynomial
 
 
 def assemble(point_set: PointSet, traces: Sequence[PointTrace]) -> Body:
@@ -42,6 +44,7 @@ def assemble(point_set: PointSet, traces: Sequence[PointTrace]) -> Body:
         kinds={name: kind for kind, name in names.items()},
         calls=tuple(Call(path=path, kind=names[kind]) for path, kind in called),
         shared=_shared(fitter, traces, new_index),
+        inputs_bytes=fitter.merge([trace.inputs_bytes for trace in traces], "", "inputs"),
     )
 
 

@@ -70,7 +70,7 @@ class DifferentTraces(NotDescribable):
 
 
 class NotPolynomial(NotDescribable):
-    """A quantity that the five terms in micro-batch and sequence length do not give exactly."""
+    """A quantity that the six terms in micro-batch and sequence length do not give exactly."""
 
     code = "not_polynomial"
 

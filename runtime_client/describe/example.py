@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from runtime_client.describe.errors import NoTarget
 
@@ -50,6 +51,11 @@ class TrainingExample:
 def token_inputs(micro_batch: int, sequence: int) -> Inputs:
     """Token ids `(micro_batch, sequence)` as the only positional argument."""
     return (torch.zeros(micro_batch, sequence, dtype=torch.long),), {}
+
+
+def input_tensors(inputs: Inputs) -> list[Tensor]:
+    """Tensors among the arguments of a forward, at any depth."""
+    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
 def load_target(target: str) -> Callable[[], TrainingExample]:

@@ -1,4 +1,4 @@
-"""Chooses points to trace and fits the five terms of a polynomial to them, exactly."""
+"""Chooses points to trace and fits the six terms of a polynomial to them, exactly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from runtime_client.describe.errors import DifferentTraces, NotPolynomial
 
 T = TypeVar("T")
 
-TERMS = ("one", "b", "s", "bs", "bss")
+TERMS = ("one", "b", "s", "bs", "ss", "bss")
 FIXED_BATCH_TERMS = ("one", "bs", "bss")
 _MIN_SEQUENCE = 4
 _FINE_STEPS = 16
@@ -27,9 +27,9 @@ class PointSet:
 
 
 def general_points(micro_batch: int, sequence: int) -> PointSet:
-    """Six points for all five terms; the first is the one asked for, none has a longer sequence."""
+    """Seven points for all six terms; the first is the one asked for, none has a longer sequence."""
     step = _step(sequence)
-    grid = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 3))
+    grid = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 3))
     return PointSet(
         points=tuple(
             TracePoint(micro_batch=micro_batch + more, sequence=sequence - less * step) for more, less in grid
@@ -157,7 +157,7 @@ def _different(module: str, quantity: str) -> DifferentTraces:
 
 
 def _monomial(term: str, point: TracePoint) -> Fraction:
-    powers = {"one": (0, 0), "b": (1, 0), "s": (0, 1), "bs": (1, 1), "bss": (1, 2)}[term]
+    powers = {"one": (0, 0), "b": (1, 0), "s": (0, 1), "bs": (1, 1), "ss": (0, 2), "bss": (1, 2)}[term]
     return Fraction(point.micro_batch ** powers[0] * point.sequence ** powers[1])
 
 

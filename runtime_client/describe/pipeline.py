@@ -74,6 +74,7 @@ def describe(
         calls=body.calls,
         shared=body.shared,
         buffers_bytes=buffers,
+        inputs_bytes=body.inputs_bytes,
         tree_sha256=tree,
         param_dtype=param_dtype or DType.FLOAT32,
         points=point_set.points,

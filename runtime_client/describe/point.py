@@ -4,7 +4,8 @@
 autograd nodes pack it and, under full checkpointing, the block whose argument it is. A storage kept by one call
 belongs to it; kept by several under any policy it is shared, so that each mix of policies counts it once. One that
 nobody saves but something still holds is kept by the call that made it. A moment of a call is everything alive less
-what earlier calls keep, so that the sum over calls gives back exactly what was alive.
+what earlier calls keep, so that the sum over calls gives back exactly what was alive. Only a storage that is shared
+under full checkpointing alone, as position biases that blocks hand on, is counted without it too.
 """
 
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class PointTrace:
     point: TracePoint
     calls: tuple[PointCall, ...]
     shared: dict[Label, SharedTensor]
+    inputs_bytes: Polynomial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,8 @@ def trace_point(point: TracePoint, plain: RunTrace, checkpointed: RunTrace | Non
         if again is not None and full_ledger is not None and call.role is CallRole.BLOCK:
             full = _liveness(again, full_ledger)
         calls.append(_point_call(call, again, _liveness(call, plain_ledger), full))
-    return PointTrace(point=point, calls=tuple(calls), shared=shared)
+    inputs_bytes = _constant(plain.inputs_bytes)
+    return PointTrace(point=point, calls=tuple(calls), shared=shared, inputs_bytes=inputs_bytes)
 
 
 def refuse_absurd_activations(trace: PointTrace, plain: RunTrace, parameter_bytes: dict[str, int]) -> None:
@@ -136,8 +139,9 @@ def _ledger(run: RunTrace, plain: _Ledger | None, shared: dict[Label, SharedTens
         # Calls that are no blocks are described by the plain run alone, so it says what they keep.
         own = [own[call.index] if call.role is CallRole.BLOCK else plain.own[call.index] for call in run.calls]
     kept = [sum(storage.size_bytes for storage in storages) for storages in own]
-    for tensor in shared.values():
-        kept[tensor.first_call] += int(tensor.size_bytes.one)
+    alive = {storage.label for storage in run.kept}
+    for label, tensor in shared.items():
+        kept[tensor.first_call] += int(tensor.size_bytes.one) if label in alive else 0
     return _Ledger(own=own, kept_before=[sum(kept[:index]) for index in range(len(kept))])
 
 

@@ -1,9 +1,10 @@
 """Reads what a module registers, then makes its parameters ready to be traced: cast, and no longer tied."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from planner.schema.base import DType
@@ -69,8 +70,13 @@ def read_parameters(
 
 
 def buffers_bytes(root: nn.Module) -> int:
-    """Bytes of all registered buffers, each storage once."""
-    storages = {buffer.untyped_storage()._cdata: buffer.untyped_storage().nbytes() for buffer in root.buffers()}
+    """Bytes of all registered buffers."""
+    return distinct_bytes(root.buffers())
+
+
+def distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind tensors, each once."""
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 

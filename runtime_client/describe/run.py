@@ -4,20 +4,20 @@ import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
-from torch.utils._pytree import tree_leaves
 
 from planner.schema.base import DType
 from planner.schema.model import CallRole, TracePoint
 from runtime_client.describe.calls import CallTrace
 from runtime_client.describe.errors import NoParameters
-from runtime_client.describe.example import Inputs, TrainingExample
+from runtime_client.describe.example import Inputs, TrainingExample, input_tensors
 from runtime_client.describe.frontier import FrontierModule
 from runtime_client.describe.kernels import AcceleratorKernels, eager_masks
-from runtime_client.describe.prepare import cast_inputs
+from runtime_client.describe.prepare import cast_inputs, distinct_bytes
 from runtime_client.describe.storages import Storage, Storages
 from runtime_client.describe.tracer import Tracer
 from runtime_client.describe.walk import ModuleWalk
@@ -48,6 +48,8 @@ class RunTrace:
 
     calls: list[CallTrace]
     kept: list[Storage]
+    inputs_bytes: int
+    """Tensor arguments, in their own types."""
 
 
 def run(
@@ -64,7 +66,7 @@ def run(
     Raises:
         NotDescribable: the model does what no description can hold.
     """
-    inputs = cast_inputs(subject.example.inputs(point.micro_batch, point.sequence), subject.param_dtype)
+    inputs = subject.example.inputs(point.micro_batch, point.sequence)
     with ExitStack() as stack:
         stack.enter_context(_without_collector())
         stack.enter_context(eager_masks())
@@ -75,28 +77,33 @@ def run(
 
 def _traced(subject: Subject, inputs: Inputs, shells: dict[nn.Module, FrontierModule]) -> RunTrace:
     model = subject.example.model
-    storages = Storages([*model.parameters(), *model.buffers(), *_tensor_leaves(inputs)])
+    storages = Storages([*model.parameters(), *model.buffers(), *input_tensors(inputs)])
     in_shells = {item.module for item in shells.values()}
     frontier = {item.module: item for item in reversed(subject.frontier) if item.module not in in_shells}
     walk = ModuleWalk(subject.paths, frontier, shells, storages)
     tracer = Tracer(walk, storages)
     with walk.hooked(), tracer.gradients_of(_named_parameters(subject)), tracer:
-        _forward_and_backward(subject.example, inputs, tracer)
-    return RunTrace(calls=walk.calls, kept=tracer.kept)
+        _forward_and_backward(subject, inputs, tracer)
+    return RunTrace(calls=walk.calls, kept=tracer.kept, inputs_bytes=distinct_bytes(input_tensors(inputs)))
 
 
-def _forward_and_backward(example: TrainingExample, inputs: Inputs, tracer: Tracer) -> None:
-    args, kwargs = inputs
+def _forward_and_backward(subject: Subject, inputs: Inputs, tracer: Tracer) -> None:
     with saved_tensors_hooks(tracer.pack, lambda tensor: tensor):
         with AcceleratorKernels():
-            output = example.model(*args, **kwargs)
+            output = _forward(subject, inputs)
             tracer.begin_loss()
-            loss = example.loss(output, args, kwargs)
+            loss = subject.example.loss(output, *inputs)
         del output
     if not loss.requires_grad:
         raise NoParameters("the loss does not depend on any trainable parameter: there is nothing to train")
     tracer.begin_backward()
     loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _forward(subject: Subject, inputs: Inputs) -> Any:  # noqa: ANN401 - whatever the model returns
+    """Forward as FSDP2 runs it: cast inputs are held until it returns, and later only where autograd saved them."""
+    args, kwargs = cast_inputs(inputs, subject.param_dtype)
+    return subject.example.model(*args, **kwargs)
 
 
 def _named_parameters(subject: Subject) -> dict[str, nn.Parameter]:
@@ -169,7 +176,3 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _tensor_leaves(inputs: Inputs) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planner.schema import Decisions, OptimizerGroup
-from runtime_client.apply import AppliedPlan
+from runtime_client.apply import AppliedPlan, apply_decisions
 from runtime_client.describe.example import TrainingExample
-from runtime_client.describe.kernels import AcceleratorKernels, eager_masks
+from runtime_client.describe.kernels import AcceleratorKernels, ZeroScalars, eager_masks
 from runtime_client.dryrun.fake_world import fake_world
 from runtime_client.dryrun.host_reads import PlausibleReads
 from runtime_client.dryrun.optimizer import build_optimizers
-from runtime_client.dryrun.sharding import apply_decisions
 
 Build = Callable[[], TrainingExample]
 """Makes the model and says how to run it; called under fake tensors."""
@@ -41,7 +40,7 @@ class Rehearsal:
         args, kwargs = self.inputs
         with eager_masks():
             loss = self.example.loss(self.model(*args, **kwargs), args, kwargs)  # nothing may hold the output
-            loss.backward()  # type: ignore[no-untyped-call]
+            _backward(loss)
 
     def optimizer_step(self) -> None:
         """Update the parameters and drop the gradients."""
@@ -68,7 +67,8 @@ def rehearse(
         AcceleratorKernels(),
         PlausibleReads(),  # type: ignore[no-untyped-call]
     ):
-        example = build()
+        with ZeroScalars():  # type: ignore[no-untyped-call]
+            example = build()
         example.model.train()
         applied = apply_decisions(example.model, decisions, mesh)
         yield Rehearsal(
@@ -77,6 +77,13 @@ def rehearse(
             optimizers=build_optimizers(applied.model, optimizer_groups),
             inputs=example.inputs(decisions.micro_batch, sequence),
         )
+
+
+def _backward(loss: Tensor) -> None:
+    """`loss.backward()`, which as an overridable function would hide AcceleratorKernels from recomputations."""
+    torch.autograd.graph._engine_run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def _default_device(device_type: str) -> AbstractContextManager[object]:

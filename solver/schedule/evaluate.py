@@ -1,4 +1,4 @@
-"""Earliest times and pool peaks of one assignment, exactly: a pass over the activities, and one matrix product."""
+"""Earliest times and pool peaks of an assignment, exactly: a pass over the activities, running sums for memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -84,28 +84,35 @@ class _Times:
 
 
 class _Memory:
-    """A level of a pool is a constant plus the bytes of the conditions that hold; the peak is the highest.
-
-    A touch whose condition does not hold leaves the level as it is, which is reached anyway. Sums stay below 2^53,
-    so floating point is exact.
-    """
+    """Levels of the pools as running sums, and the touches on top of them."""
 
     def __init__(self, problem: Problem, conditions: dict[Condition, int]) -> None:
-        self._num_pools = problem.num_pools
-        rows: dict[tuple[int, bytes], None] = {}
-        levels = np.zeros((problem.num_pools, len(conditions)))
-        for step in problem.steps:
-            if not isinstance(step, Change | Touch):
-                continue
-            level = levels[step.pool].copy() if isinstance(step, Touch) else levels[step.pool]
-            level[conditions[step.when]] += step.amount
-            if step.amount > 0:
-                rows[step.pool, level.tobytes()] = None
-        self._pools = np.array([pool for pool, _ in rows], dtype=np.int64)
-        self._rows = np.array([np.frombuffer(row) for _, row in rows]).reshape(len(rows), len(conditions))
+        self._pools = [_Pool(problem, pool, conditions) for pool in range(problem.num_pools)]
 
     def peaks(self, holds: Sequence[bool]) -> tuple[int, ...]:
-        reached = self._rows @ np.array(holds, dtype=np.float64)
-        peaks = np.zeros(self._num_pools)
-        np.maximum.at(peaks, self._pools, reached)
-        return tuple(int(peak) for peak in peaks)
+        present = np.array(holds, dtype=np.int64)
+        return tuple(pool.peak(present) for pool in self._pools)
+
+
+class _Pool:
+    """Changes and touches of one pool as arrays; the level starts at 0."""
+
+    def __init__(self, problem: Problem, pool: int, conditions: dict[Condition, int]) -> None:
+        changes: list[tuple[int, int]] = []
+        touches: list[tuple[int, int, int]] = []
+        for step in problem.steps:
+            if isinstance(step, Change) and step.pool == pool:
+                changes.append((step.amount, conditions[step.when]))
+            elif isinstance(step, Touch) and step.pool == pool:
+                touches.append((step.amount, conditions[step.when], len(changes)))
+        self._changes = np.array(changes, dtype=np.int64).reshape(-1, 2).T
+        self._touches = np.array(touches, dtype=np.int64).reshape(-1, 3).T
+
+    def peak(self, present: np.ndarray) -> int:
+        amounts, conditions = self._changes
+        levels = np.concatenate(([0], np.cumsum(amounts * present[conditions])))
+        peak = int(levels.max())
+        if self._touches.size:
+            amounts, conditions, places = self._touches
+            peak = max(peak, int((levels[places] + amounts * present[conditions]).max()))
+        return peak

@@ -41,10 +41,6 @@ class Heuristic:
             self.best, self.evaluation = assignment, evaluation
         return evaluation
 
-    def adopt(self, assignment: Assignment) -> None:
-        """Take an assignment as the best, whatever it costs."""
-        self.best, self.evaluation = assignment, self._evaluator.evaluate(assignment)
-
     def sketch(self, *, max_evaluations: int) -> None:
         """Patterns only: enough to rank this problem among others."""
         self._limit = self.num_evaluations + max_evaluations

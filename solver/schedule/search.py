@@ -1,7 +1,7 @@
 """Heuristic, then CP-SAT with its hint: the best assignment found and a proven bound."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ortools.sat.python import cp_model
@@ -89,7 +89,7 @@ def prove(
 
 def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
     """Assignment with the least sum of pool peaks, whatever its makespan; the bound is on that sum."""
-    built = ScheduleModel(problem, hint, with_times=False)
+    built = ScheduleModel(replace(problem, budget=None), hint, with_times=False)
     built.minimize_memory()
     solver = _solver(limits)
     status = solver.solve(built.model)

@@ -128,6 +128,7 @@ def tiny_model(
     tied_head: bool = False,
     shared: tuple[SharedTensor, ...] = (),
     buffers_bytes: int = 0,
+    inputs_bytes: Polynomial = Polynomial(),
 ) -> ModelDescription:
     """`embed`, `layers.*`, `norm`, `head`, `(loss)`; kinds are named embedding, block, norm, head and loss."""
     parts: list[tuple[str, str, CallSpec, CallRole]] = []
@@ -151,6 +152,7 @@ def tiny_model(
         calls=tuple(Call(path=path, kind=kind) for path, kind, _, _ in parts),
         shared=shared,
         buffers_bytes=buffers_bytes,
+        inputs_bytes=inputs_bytes,
         tree_sha256=TREE,
         param_dtype=DType.FLOAT32,
         points=(TracePoint(micro_batch=MICRO_BATCH, sequence=SEQUENCE),),

@@ -131,6 +131,7 @@ def _model(rng: random.Random, num_blocks: int) -> ModelDescription:
         tied_head=tied,
         shared=shared,
         buffers_bytes=rng.choice((0, 64)),
+        inputs_bytes=Polynomial(b=rng.choice((0, 96)), bs=rng.choice((0, 8)), ss=rng.choice((0, 1))),
         dtype=rng.choice((DType.FLOAT32, DType.FLOAT32, DType.BFLOAT16)),
     )
 

@@ -76,13 +76,13 @@ def bfloat16(model: Llama, num_ranks: int) -> None:
 
 def float32_outputs(model: Llama, num_ranks: int) -> None:
     mesh = init_device_mesh("cpu", (num_ranks,))
-    policy = MixedPrecisionPolicy(
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    root_policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
     )
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard([model.norm, model.head], mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=root_policy)
 
 
 def knobs(model: Llama, num_ranks: int) -> None:
@@ -104,6 +104,12 @@ def reshard_to_two(model: Llama, num_ranks: int) -> None:
 def everything(model: Llama, num_ranks: int) -> None:
     mesh = init_device_mesh("cpu", (2, num_ranks // 2), mesh_dim_names=("outer", "inner"))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    root_policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32,
+        output_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
     model.layers[1] = checkpoint_wrapper(model.layers[1])
     model.layers[3] = checkpoint_wrapper(model.layers[3])
     first = fully_shard(model.layers[0], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -111,7 +117,7 @@ def everything(model: Llama, num_ranks: int) -> None:
     third = fully_shard(model.layers[2], mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     fourth = fully_shard(model.layers[3], mesh=mesh, mp_policy=policy)
     fully_shard([model.norm, model.head], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=root_policy)
     first.set_modules_to_forward_prefetch([second, third])
     second.set_modules_to_forward_prefetch([third, fourth])
     fourth.set_modules_to_backward_prefetch([third, second])

@@ -58,8 +58,7 @@ def planned(case: str, num_ranks: int) -> Decisions:
         case "bfloat16":
             return decisions(PLAIN, shard=n, **BFLOAT16)
         case "float32_outputs":
-            blocks = map(unit, LAYERS)
-            return decisions((*blocks, unit("norm", "head"), ROOT), shard=n, output_dtype="float32", **BFLOAT16)
+            return decisions(PLAIN, shard=n, output_dtype="float32", **BFLOAT16)
         case "two_micro_batches":
             return decisions(PLAIN, shard=n, num_micro_batches=2)
         case "sync_last_micro_batch":
@@ -73,7 +72,7 @@ def planned(case: str, num_ranks: int) -> Decisions:
             return decisions((*blocks, ROOT), shard=n)
         case "everything":
             activations = checkpointed("layers.1", "layers.3")
-            fields = {"activations": activations, "cast_forward_inputs": False, **BFLOAT16}
-            return decisions(_everything(), shard=half, replicate=2, **fields)
+            casts = {"cast_forward_inputs": False, "output_dtype": "float32", **BFLOAT16}
+            return decisions(_everything(), shard=half, replicate=2, activations=activations, **casts)
         case _:
             raise ValueError(case)

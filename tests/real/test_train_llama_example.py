@@ -1,4 +1,4 @@
-"""The example trains with a plan file, and a rank that fails makes the launch fail with what it said."""
+"""The example trains with a plan file or with a service; a failing rank fails the launch with what it said."""
 
 import runpy
 import time
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.schema import Plan
+from planner.schema import ClusterDescription, Plan, PlanRequest, Workload
+from runtime_client.describe import describe
 from runtime_client.fingerprint import fingerprint
 from tests.real.launch import ROOT, RanksFailed, run_ranks
+from tests.real.service import running_service
 from tests.runtime_client.plans import body, checkpointed, decisions, unit
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -40,6 +42,28 @@ def test_example_trains(tmp_path: Path) -> None:
     assert [line[:3] for line in lines] == [["step", str(step), "loss"] for step in range(5)]
     assert float(lines[-1][3]) < float(lines[0][3])
     assert second.stdout == ""
+
+
+def test_example_asks_a_service(tmp_path: Path) -> None:
+    example = runpy.run_path(str(EXAMPLE))
+    cluster = ClusterDescription.from_json((ROOT / "examples/clusters/gloo-2.json").read_text())
+    request = PlanRequest(
+        model=describe(example["build"], name="example", micro_batch=2, sequence=example["SEQUENCE"]),
+        cluster=cluster,
+        workload=Workload(micro_batch=2, sequence=example["SEQUENCE"], global_batch=8),
+    )
+    (tmp_path / "request.json").write_text(request.to_json())
+    with running_service(tmp_path / "plans.db") as url:
+        first, _ = run_ranks(
+            EXAMPLE,
+            2,
+            ["--url", url, "--request", str(tmp_path / "request.json"), "--cpu"],
+            env={"XDG_CACHE_HOME": str(tmp_path / "cache")},
+            log_dir=tmp_path / "logs",
+        )
+    losses = [float(line.split()[3]) for line in first.stdout.splitlines()]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
 
 
 def test_refusal_reaches_the_person(tmp_path: Path) -> None:

@@ -114,6 +114,9 @@ def _reasons_part(body: PlanBody) -> RenderableType | None:
     return Group(Text("Why", style="title"), *(indented(line) for line in lines))
 
 
+_WHY_NOT_FASTER = "faster ones are within the accepted gap (--gap), part of which makes the plan easier to read"
+
+
 def _alternatives_part(body: PlanBody) -> RenderableType | None:
     if not body.reasons.alternatives or body.predictions is None:
         return None
@@ -139,7 +142,13 @@ def _alternatives_part(body: PlanBody) -> RenderableType | None:
             "-" if other.reserved_bytes is None else gib(other.reserved_bytes),
             Text(verdict, style="quiet" if other.fits else "error"),
         )
-    return Group(Text("Alternatives", style="title"), indented(table))
+    parts: list[RenderableType] = [Text("Alternatives", style="title"), indented(table)]
+    if any(
+        other.fits and (other.step_time_ns or chosen.step_time_ns) < chosen.step_time_ns
+        for other in body.reasons.alternatives
+    ):
+        parts.append(indented(Text(_WHY_NOT_FASTER, style="quiet")))
+    return Group(*parts)
 
 
 def _search_line(plan: Plan) -> RenderableType:

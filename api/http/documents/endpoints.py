@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
+from api.http.body import with_body
 from api.http.dependencies import ContentHash, CursorParameter, JsonBody, Limit, ServicesDep, timestamp
 from api.http.etags import tagged
 from api.http.examples import DOCUMENTS
@@ -58,9 +58,9 @@ def document_router(kind: DocumentKind) -> APIRouter:
         responses={200: {"model": DocumentSummary, "description": "It was stored already."}, **PROBLEM_RESPONSES},
         openapi_extra=document_body(document_type.__name__, examples={kind.value: DOCUMENTS[kind]}),
     )
-    async def create(services: ServicesDep, body: JsonBody, response: Response) -> Any:  # noqa: ANN401
+    async def create(services: ServicesDep, request: Request, body: JsonBody, response: Response) -> Any:  # noqa: ANN401
         """Store a document under its content hash. The same content again is no error and changes nothing."""
-        stored = await run_in_threadpool(services.documents.put, kind, body)
+        stored = await with_body(request, services.documents.put, kind, body)
         summary = DocumentSummary.of(stored.row)
         response.status_code = 201 if stored.is_new else 200
         response.headers["Location"] = summary.links["self"]

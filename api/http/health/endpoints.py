@@ -22,7 +22,7 @@ class Health(BaseModel):
 
 
 @router.get("/healthz", summary="Is the server alive", response_model=Health)
-def healthz() -> Health:
+async def healthz() -> Health:
     """Answers as long as the process can."""
     return Health()
 

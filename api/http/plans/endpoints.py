@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from api.http.body import with_body
 from api.http.dependencies import (
     SHA256_PATTERN,
     ContentHash,
@@ -99,7 +100,7 @@ async def create_plan(services: ServicesDep, request: Request, body: JsonBody, w
     """Model, cluster, workload and profile in, one plan out. Model, cluster and profile may be given as the
     `sha256:` hash of a stored document. The same request gives the same plan; equal requests share one search.
     """
-    submitted = await run_in_threadpool(services.plans.submit, body)
+    submitted = await with_body(request, services.plans.submit, body)
     view = await services.jobs.wait(submitted.job_id, wait)
     if view.job.problem is not None:
         raise failure_of(view.job.problem)

@@ -8,7 +8,6 @@ from fastapi.testclient import TestClient
 
 from tests.api.http.server import Server, running_client
 
-
 structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
 
 

@@ -3,9 +3,11 @@
 import copy
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,16 +54,26 @@ class Server:
             text=True,
         )
         self.log: list[dict[str, Any]] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
         self.url = self._log_until("listening")["url"]
         self.http = httpx2.Client(base_url=self.url, timeout=60)
 
-    def _log_until(self, event: str) -> dict[str, Any]:
+    def _read_log(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _log_until(self, event: str | None) -> dict[str, Any]:
+        while (line := self._lines.get()) is not None:
             entry = json.loads(line)
             self.log.append(entry)
             if entry["event"] == event:
                 return entry
+        if event is None:
+            return {}
         raise AssertionError(f"the server ended: {self.log}")
 
     def child_pids(self) -> list[int]:
@@ -73,8 +85,9 @@ class Server:
         """Send a signal and wait for the end."""
         self.http.close()
         self.process.send_signal(number)
+        self._log_until(None)
+        self._reader.join()
         assert self.process.stderr is not None
-        self.log += [json.loads(line) for line in self.process.stderr]
         self.process.stderr.close()
         self.process.wait()
 

@@ -8,6 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.http.examples import CLUSTER, MODEL, REQUEST
+from api.service.errors import TooManyValues
+from api.service.parsing import MAX_VALUES, parse_json
 from tests.api.http.server import running_client
 
 JSON = {"content-type": "application/json"}
@@ -93,6 +95,24 @@ def test_what_is_not_a_request_names_the_path(client: TestClient, body: bytes, p
     answer = client.post("/v1/plans", content=body, headers=JSON)
     problem = check_problem(answer, 422, "invalid_document")
     assert path in [item["path"] for item in problem["problems"]]
+
+
+def test_too_many_problems_are_counted_not_listed(client: TestClient) -> None:
+    body = _request_with(**{f"x{number}": 1 for number in range(1000)})
+    problem = check_problem(client.post("/v1/plans", content=body, headers=JSON), 422, "invalid_document")
+    assert len(problem["problems"]) == 1
+    assert "1000 problems" in problem["detail"]
+
+
+def test_too_many_values_are_refused_before_they_take_memory() -> None:
+    with pytest.raises(TooManyValues):
+        parse_json(b"[" + b"[]," * MAX_VALUES + b"[]]")
+
+
+def test_what_the_caller_sent_is_not_sent_back_whole(client: TestClient) -> None:
+    answer = client.post("/v1/plans", content=_request_with(**{"x" * 50_000: 1}), headers=JSON)
+    check_problem(answer, 422, "invalid_document")
+    assert len(answer.content) < 10_000
 
 
 def test_an_integer_without_exact_form_is_refused(client: TestClient) -> None:

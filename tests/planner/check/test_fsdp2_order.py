@@ -99,9 +99,9 @@ RECORDED: dict[str, tuple[dict, str]] = {
         {"replicate": 8, "checkpoint": PATHS[1:2], "runtime": RuntimeKnobs(reduce_scatter_max_input_buffers=3)},
         "IgGcCIgGigcCIgGigcCIgGigcCIgGigcCigIgGcCigIgGCrRaAcCigIgGCrRaAcCigIgGCrRaAcCigcCrRaAcCrRaAcccc",
     ),
-    "cast outputs": (
+    "cast output": (
         {"extra_units": [TAIL], "root_reshard": True},
-        "IgGcCIgGigcCIgGigcCIgGigcCIgGigcCIgGigcCigIgGcCigIgGcCigIgGCrRcCigIgGcCrRcCigIgGcCrRcCigIgGcCrRcCigcCrRcCrRcc",
+        "IgGcCIgGigcCIgGigcCIgGigcCIgGigcCIgGigcCigIgGcCigIgGIgGcCigCrRcCigIgGcCrRcCigIgGcCrRcCigIgGcCrRcCigcCrRcCrRcc",
     ),
     "root prefetches": (
         {"extra_units": [TAIL], "root_reshard": True, "root_prefetch": True},
@@ -129,7 +129,7 @@ class Recorder(Machine):
 
 def request_of(case: str) -> PlanRequest:
     precision = MIXED_PRECISION
-    if case == "cast outputs":
+    if case == "cast output":
         precision = precision.model_copy(update={"output_dtype": DType.FLOAT32})
     model = tiny_model(4, embedding=FROZEN if case.startswith("frozen") else EMBEDDING, loss=None)
     if case.startswith("frozen"):

@@ -120,7 +120,7 @@ def test_foreach_raises_the_peak_of_the_step():
     assert extra["foreach"] / GIB == pytest.approx(11.176, abs=0.001)
     assert (state_bytes + extra["foreach"]) / GIB == pytest.approx(55.879, abs=0.001)
     assert extra["fused"] == 0
-    assert extra["for_loop"] == 4 * 50_000_000
+    assert extra["for_loop"] == 3 * 4 * 50_000_000
     assert state_bytes + extra["for_loop"] < 52 * GIB < state_bytes + extra["foreach"]
 
 
@@ -131,16 +131,38 @@ def test_groups_step_one_after_the_other():
         OptimizerGroup(parameters="c*", implementation="fused"),
     )
     shards = [
-        (name, parameter(size), size) for name, size in (("a1", 10), ("a2", 20), ("b1", 25), ("b2", 5), ("c", 99))
+        (name, parameter(size), size) for name, size in (("a1", 10), ("a2", 20), ("b1", 12), ("b2", 5), ("c", 99))
     ]
     assert optimizer_transient_bytes(workload(*groups), shards) == 4 * 30
-    assert optimizer_transient_bytes(workload(*groups), shards[2:]) == 4 * 25
+    assert optimizer_transient_bytes(workload(*groups), shards[2:]) == 4 * 2 * 12
     assert optimizer_transient_bytes(workload(*groups), shards[4:]) == 0
 
 
 def test_adafactor_has_no_fused_step():
     shards = [("w", parameter(8, 8), 64)]
     assert optimizer_transient_bytes(workload(optimizer="adafactor", implementation="fused"), shards) == 4 * 64
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+def test_a_loop_holds_two_copies_of_a_shard_and_one_of_the_shard_before(optimizer):
+    shards = [(name, parameter(size), size) for name, size in (("a", 100), ("b", 8), ("c", 100), ("d", 90))]
+    job = workload(optimizer=optimizer, implementation="for_loop")
+    assert optimizer_transient_bytes(job, shards[:3]) == 4 * (2 * 100 + 8)
+    assert optimizer_transient_bytes(job, shards) == 4 * (2 * 90 + 100)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd_momentum"])
+@pytest.mark.parametrize("implementation", ["foreach", "for_loop"])
+def test_sgd_works_in_place(optimizer, implementation):
+    job = workload(optimizer=optimizer, implementation=implementation)
+    assert optimizer_transient_bytes(job, [("w", parameter(8), 8)]) == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+def test_only_fused_adam_counts_steps_on_the_device(optimizer):
+    assert state(optimizer, (64,), 16, implementation="fused") == 2 * 16 * 4 + 4
+    assert state(optimizer, (64,), 16, implementation="for_loop") == 2 * 16 * 4
+    assert state("sgd_momentum", (64,), 16, implementation="foreach") == 16 * 4
 
 
 def test_frozen_shards_need_no_copy():

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from planner.schema import Plan, PlanBody
-from runtime_client.apply import apply_plan
+from runtime_client.apply import apply_decisions, apply_plan
+from runtime_client.errors import MeshMismatch, UnknownModule
 from runtime_client.fingerprint import fingerprint
 from tests.real.llama import Llama, seeded_llama
 from tests.runtime_client.plans import body, checkpointed, decisions, unit
@@ -190,9 +191,28 @@ def test_precision_and_knobs(world: int) -> None:
     for module in (model, model.layers[0]):
         policy, group = state(module)._mp_policy, state(module)._fsdp_param_group
         assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
-        assert (policy.output_dtype, policy.cast_forward_inputs) == (torch.float16, False)
+        assert policy.output_dtype == (torch.float16 if module is model else None)
+        assert policy.cast_forward_inputs is False
         assert group.reduce_scatter_max_input_buffers == 3
         assert group.mesh_info.reduce_scatter_process_group is not None
+
+
+def test_decisions_without_a_plan(world: int) -> None:
+    model = small()
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+    made = decisions((*LAYERS, ROOT), shard=4)
+    assert apply_decisions(model, made, mesh).decisions == made
+    assert sharded(model) == ["", "layers.0", "layers.1"]
+
+
+def test_decisions_without_a_plan_are_checked_too(world: int) -> None:
+    model = small()
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+    with pytest.raises(MeshMismatch, match=r"decisions\.mesh is"):
+        apply_decisions(model, decisions((*LAYERS, ROOT), shard=2), mesh)
+    with pytest.raises(UnknownModule, match=r"layers\.7"):
+        apply_decisions(model, decisions((unit("layers.7"), ROOT), shard=4), mesh)
+    assert sharded(model) == []
 
 
 def test_micro_batches_reduce_on_the_last_when_the_plan_says_so(world: int) -> None:

@@ -24,6 +24,7 @@ def make_decisions(
     grouped: bool = False,
     own_embedding: bool = False,
     num_micro_batches: int = 1,
+    output_dtype: str | None = None,
     **runtime: Any,
 ) -> Decisions:
     names = [f"layers.{index}" for index in range(num_blocks)]
@@ -47,6 +48,7 @@ def make_decisions(
         ),
         param_dtype="bfloat16" if mixed else None,
         reduce_dtype="float32" if mixed else None,
+        output_dtype=output_dtype,
         micro_batch=2,
         num_micro_batches=num_micro_batches,
         runtime=RuntimeKnobs(**runtime),

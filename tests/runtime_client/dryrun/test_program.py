@@ -18,6 +18,8 @@ CASES = {
     "two_buffers": {"reduce_scatter_max_input_buffers": 2},
     "checkpointed": {"checkpointed": N},
     "grouped": {"grouped": True},
+    "last_unit_and_root_gather": {"mixed": True, "grouped": True, "root_reshard": True},
+    "output_cast": {"mixed": True, "grouped": True, "root_reshard": True, "output_dtype": "float32"},
     **{f"prefetch_{depth}": {"prefetch": depth} for depth in range(4)},
 }
 
@@ -135,6 +137,18 @@ def test_recomputation_runs_in_the_pass_of_its_unit_without_a_gather_of_its_own(
 def test_a_grouped_unit_goes_by_its_first_module(programs):
     units = {operation.unit for operation in programs["grouped"]}
     assert units == {"", "norm", *(f"layers.{index}" for index in range(N))}
+
+
+def test_a_cast_of_the_output_changes_no_order(programs):
+    """FSDP2 registers the root's hook before it casts, so the last unit still comes first in backward.
+
+    Kernels are as many too: the loss finds its logits in float32 and need not cast them.
+    """
+    cast = programs["output_cast"]
+    assert cast == programs["last_unit_and_root_gather"]
+    assert find(cast, RecordedKind.COPY_IN, "norm", Phase.BACKWARD) < find(
+        cast, RecordedKind.COPY_IN, "", Phase.BACKWARD
+    )
 
 
 def test_additions_to_accumulated_gradients_follow_the_reduction(programs):

@@ -35,7 +35,7 @@ def test_optimum_equals_brute_force(block: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_least_memory_equals_brute_force(seed: int) -> None:
-    problem = random_problem(1000 + 4 * seed)
+    problem = random_problem(1000 + seed)
     result = least_memory(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
     least = min(Evaluator(problem).evaluate(assignment).peak for assignment in assignments(problem))
     assert result.evaluation is not None

@@ -1,0 +1,103 @@
+"""`apply_decisions`: the one place that shards. Every check first, then the calls that the decisions ask for."""
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from planner.schema import ActivationPolicy, Decisions, DType, UnitPlan
+from runtime_client.apply.applied import AppliedPlan
+from runtime_client.apply.model_checks import (
+    check_checkpointing,
+    check_not_sharded,
+    check_parameters,
+    is_checkpointed,
+)
+from runtime_client.apply.modules import find_module, replace_module
+from runtime_client.apply.plan_checks import check_mesh, check_supported
+from runtime_client.apply.prefetch import check_prefetch, set_prefetch
+from runtime_client.apply.units import resolve_units
+
+
+def apply_decisions(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
+    """Shard `model` in place over `mesh`, for decisions that do not come in a plan (dry runs, experiments).
+
+    Nothing ties such decisions to a model: a trainer applies a plan with `apply_plan`, which also verifies its
+    identity, the fingerprint of the model and the number of ranks.
+
+    Args:
+        model: A module that was not sharded before, on any device or on meta.
+        decisions: What to do; its micro-batch numbers are only handed on.
+        mesh: `(shard,)` or `(replicate, shard)`, dimensions named.
+
+    Raises:
+        ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
+    """
+    check_supported(decisions)
+    check_mesh(mesh, decisions)
+    check_not_sharded(model)
+    check_units(model, decisions)
+    return shard(model, decisions, mesh)
+
+
+def check_units(model: nn.Module, decisions: Decisions) -> None:
+    """What the decisions name must be in the model, and must be something that FSDP2 can do to it."""
+    check_parameters(resolve_units(model, decisions))
+    check_checkpointing(model, decisions)
+    check_prefetch(decisions)
+
+
+def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
+    """Carry out checked decisions."""
+    _checkpoint_activations(model, decisions)
+    for unit in decisions.units:
+        _shard_unit(model, unit, mesh, _mixed_precision(decisions, unit))
+    set_prefetch(model, decisions)
+    _set_knobs(model, decisions)
+    return AppliedPlan(model=model, mesh=mesh, decisions=decisions)
+
+
+def _checkpoint_activations(model: nn.Module, decisions: Decisions) -> None:
+    for activation in decisions.activations:
+        if activation.policy is ActivationPolicy.FULL:
+            module = find_module(model, activation.module, where="decisions.activations")
+            if not is_checkpointed(module):
+                replace_module(model, module, checkpoint_wrapper(module, CheckpointImpl.NO_REENTRANT))
+
+
+def _mixed_precision(decisions: Decisions, unit: UnitPlan) -> MixedPrecisionPolicy:
+    """Policy of a unit. Only the root casts what it returns: what an inner unit returns goes into modules whose
+    parameters are in `param_dtype`, and those of the root itself take no other element type.
+    """
+    output_dtype = decisions.output_dtype if unit.modules == ("",) else None
+    return MixedPrecisionPolicy(
+        param_dtype=_torch_dtype(decisions.param_dtype),
+        reduce_dtype=_torch_dtype(decisions.reduce_dtype),
+        output_dtype=_torch_dtype(output_dtype),
+        cast_forward_inputs=decisions.cast_forward_inputs,
+    )
+
+
+def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    found = getattr(torch, dtype.value)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    modules = [find_module(model, path, where="decisions.units") for path in unit.modules]
+    if len(modules) == 1:
+        fully_shard(modules[0], mesh=mesh, reshard_after_forward=unit.reshard_after_forward, mp_policy=policy)
+    else:
+        fully_shard(modules, mesh=mesh, reshard_after_forward=unit.reshard_after_forward, mp_policy=policy)
+
+
+def _set_knobs(model: nn.Module, decisions: Decisions) -> None:
+    assert isinstance(model, FSDPModule)
+    if decisions.runtime.reduce_scatter_max_input_buffers > 1:
+        model.set_reduce_scatter_max_input_buffers(decisions.runtime.reduce_scatter_max_input_buffers)
+    if decisions.runtime.separate_reduce_scatter_group:
+        model.set_separate_reduce_scatter_group(True)
