@@ -1,10 +1,11 @@
 """Plan every example model on every example cluster; print a table and write docs/measurements/example-plans.json.
 
-    python -m benchmarks.example_plans
+Run it as `python -m benchmarks.example_plans`.
 """
 
 import argparse
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -26,6 +27,34 @@ GLOBAL_BATCH = 64
 MAX_GAP = 0.01
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One model on one cluster."""
+
+    model: str
+    cluster: str
+    outcome: str
+    words: str
+    seconds: float
+    step_time_ns: int | None = None
+    peak_bytes: int | None = None
+    budget_bytes: int | None = None
+    gap: float | None = None
+    num_candidates: int | None = None
+
+    def line(self) -> str:
+        """Row of a markdown table."""
+        step = "" if self.step_time_ns is None else f"{self.step_time_ns / 1e6:.1f} ms"
+        gap = "" if self.gap is None else f"{self.gap:.2%}"
+        memory = f"{_gib(self.peak_bytes)} of {_gib(self.budget_bytes)}"
+        cells = (self.model, self.cluster, self.words, step, memory, gap, f"{self.seconds:.1f} s")
+        return f"| {' | '.join(cells)} |"
+
+
+HEADER = """| model | cluster | plan | step | peak and budget, GiB | gap | search |
+|---|---|---|---|---|---|---|"""
+
+
 def request_for(model: str, cluster: str) -> PlanRequest:
     """AdamW, bf16 with fp32 reduction, micro-batch 1."""
     return PlanRequest(
@@ -35,76 +64,61 @@ def request_for(model: str, cluster: str) -> PlanRequest:
     )
 
 
-def row(model: str, cluster: str, body: PlanBody, seconds: float) -> dict[str, object]:
-    """One line of the table."""
-    common: dict[str, object] = {
-        "model": model,
-        "cluster": cluster,
-        "outcome": body.outcome,
-        "seconds": round(seconds, 1),
-    }
+def row(model: str, cluster: str, body: PlanBody, seconds: float) -> Row:
+    """What a plan says, for the table."""
     if body.infeasibility is not None:
-        return common | {
-            "binding": str(body.infeasibility.binding),
-            "needed_bytes": body.infeasibility.needed_bytes,
-            "budget_bytes": body.infeasibility.budget_bytes,
-            "fewest_ranks": body.infeasibility.fewest_ranks,
-        }
+        why = body.infeasibility
+        ranks = f"fits on {why.fewest_ranks} ranks" if why.fewest_ranks else "more ranks alone do not help"
+        return Row(
+            model=model,
+            cluster=cluster,
+            outcome=body.outcome,
+            words=f"infeasible, {why.binding} binds; {ranks}",
+            seconds=seconds,
+            peak_bytes=why.needed_bytes,
+            budget_bytes=why.budget_bytes,
+        )
     assert body.decisions is not None
     assert body.predictions is not None
     assert body.certificate is not None
-    return common | {
-        "mesh": f"{body.decisions.mesh.replicate} x {body.decisions.mesh.shard}",
-        "checkpointed": len(body.decisions.activations),
-        "kept": sum(unit.reshard_after_forward is False for unit in body.decisions.units),
-        "step_time_ns": body.predictions.step_time_ns,
-        "reserved_bytes": body.predictions.peak.reserved_bytes,
-        "budget_bytes": body.predictions.budget.budget_bytes,
-        "mfu": round(body.predictions.model_flops_utilization, 3),
-        "gap": body.certificate.gap,
-        "candidates": body.certificate.num_candidates,
-        "pruned": body.certificate.num_pruned,
-    }
+    mesh = body.decisions.mesh
+    kept = sum(unit.reshard_after_forward is False for unit in body.decisions.units)
+    return Row(
+        model=model,
+        cluster=cluster,
+        outcome=body.outcome,
+        words=f"{mesh.replicate} x {mesh.shard}, {len(body.decisions.activations)} checkpointed, {kept} kept",
+        seconds=seconds,
+        step_time_ns=body.predictions.step_time_ns,
+        peak_bytes=body.predictions.peak.reserved_bytes,
+        budget_bytes=body.predictions.budget.budget_bytes,
+        gap=body.certificate.gap,
+        num_candidates=body.certificate.num_candidates,
+    )
 
 
 def main() -> None:
     """Run the matrix."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "docs/measurements/example-plans.json")
     options = parser.parse_args()
     rows = []
+    print(HEADER)
     for model in MODELS:
         for cluster in CLUSTERS:
             started = monotonic()
             body = make_plan(request_for(model, cluster)).body
-            rows.append(row(model, cluster, body, monotonic() - started))
-            print(_line(rows[-1]), flush=True)
-            certificate = body.certificate
-            assert certificate is None or certificate.gap <= MAX_GAP, rows[-1]
+            rows.append(row(model, cluster, body, round(monotonic() - started, 2)))
+            print(rows[-1].line(), flush=True)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"provenance": provenance(), "rows": rows}, indent=1) + "\n")
+    result = {"provenance": provenance(), "rows": [asdict(entry) for entry in rows]}
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    wide = [entry for entry in rows if entry.gap is not None and entry.gap > MAX_GAP]
+    assert not wide, f"gaps over {MAX_GAP:.0%}: {wide}"
 
 
-def _line(entry: dict[str, object]) -> str:
-    head = f"| {entry['model']} | {entry['cluster']} | "
-    if entry["outcome"] == "infeasible":
-        needed, budget = entry["needed_bytes"], entry["budget_bytes"]
-        assert isinstance(needed, int)
-        assert isinstance(budget, int)
-        return (
-            f"{head}infeasible: {entry['binding']} binds, {needed / 2**30:.1f} of {budget / 2**30:.1f} GiB, "
-            f"fits on {entry['fewest_ranks']} ranks | {entry['seconds']} s |"
-        )
-    step, reserved, budget = entry["step_time_ns"], entry["reserved_bytes"], entry["budget_bytes"]
-    gap = entry["gap"]
-    assert isinstance(step, int)
-    assert isinstance(reserved, int)
-    assert isinstance(budget, int)
-    assert isinstance(gap, float)
-    return (
-        f"{head}{entry['mesh']}, {entry['checkpointed']} checkpointed, {entry['kept']} kept | {step / 1e6:.1f} ms | "
-        f"{reserved / 2**30:.1f} of {budget / 2**30:.1f} GiB | {gap:.2%} | {entry['seconds']} s |"
-    )
+def _gib(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else f"{size_bytes / 2**30:.1f}"
 
 
 if __name__ == "__main__":
