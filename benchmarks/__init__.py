@@ -1,0 +1,1 @@
+"""Benchmarks: run each as a module from the root of the checkout; results go to docs/measurements."""

@@ -185,6 +185,14 @@ def test_impossible_fixed_choices_are_refused(knob: str, value: bool | int | str
     [
         ("workload.compile", {"compile": True}),
         ("workload.torch_version", {"torch_version": "2.4"}),
+        *(
+            (f"workload.optimizer_groups[1].{field}", {"optimizer_groups": (OptimizerGroup(), refused)})
+            for field, refused in (
+                ("optimizer", OptimizerGroup(optimizer=OptimizerName.ADAFACTOR)),
+                ("implementation", OptimizerGroup(optimizer=OptimizerName.SGD, implementation="fused")),
+                ("implementation", OptimizerGroup(optimizer=OptimizerName.SGD_MOMENTUM, implementation="fused")),
+            )
+        ),
     ],
 )
 def test_declared_but_unsupported_fields_are_refused(path: str, update: dict[str, object]) -> None:
