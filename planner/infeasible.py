@@ -3,6 +3,7 @@
 from math import ceil
 
 from planner.candidates import Candidate, candidates
+from planner.nodes import find_least_memory, open_candidate
 from planner.schema import (
     ClusterDescription,
     Infeasibility,
@@ -10,7 +11,7 @@ from planner.schema import (
     MemoryCategory,
     PlanRequest,
 )
-from planner.search import Found, find_least_memory, open_candidate
+from planner.search import Found
 from planner.simulate.predict import predict
 
 MAX_FACTOR = 64

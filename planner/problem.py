@@ -17,8 +17,6 @@ from solver.schedule.problem import Condition as SolverCondition
 from solver.schedule.problem import Touch as SolverTouch
 
 _CHAINS = {name: number for number, name in enumerate([*Stream, *Link])}
-_SHADOW = len(_CHAINS)
-"""A chain beside the real ones, see `_shadow`."""
 _POOLS = {name: number for number, name in enumerate(Stream)}
 
 
@@ -30,12 +28,8 @@ def problem_of(program: Program, decisions: Sequence[Decision], *, budget_bytes:
     for index, event in enumerate(program.events):
         match event:
             case Operation():
-                shadow = _shadow(event, program)
-                if shadow is not None:
-                    steps.append(shadow)
-                extra = (len(steps) - 1,) if shadow is not None else ()
                 numbers[index] = len(steps)
-                steps.append(_activity(event, program.launch_ns, numbers, extra))
+                steps.append(_activity(event, program.launch_ns, numbers))
             case Wait():
                 steps.append(
                     Barrier(
@@ -64,7 +58,7 @@ def problem_of(program: Program, decisions: Sequence[Decision], *, budget_bytes:
         num_values=tuple(len(decision.labels) for decision in decisions),
         families=tuple(Family(name=name, decisions=tuple(members)) for name, members in families.items()),
         steps=tuple(steps),
-        num_chains=len(_CHAINS) + 1,
+        num_chains=len(_CHAINS),
         num_pools=len(_POOLS),
         final_chain=_CHAINS[Stream.COMPUTE],
         budget=budget_bytes,
@@ -94,29 +88,14 @@ def _condition(when: Condition) -> SolverCondition:
     return tuple((literal.decision, literal.value) for literal in when)
 
 
-def _shadow(event: Operation, program: Program) -> Activity | None:
-    """A redundant stand-in for alternative gathers of which one takes place, which makes the relaxation strong.
-
-    An operation that waits for one of several gathers (issued earlier or later, as a prefetch decision says) gets
-    no bound from a relaxation in which each of them is partly present. The gathers of one pass run in the same
-    order in every alternative, so a chain of their durations, without issue times, ends no later than the real one.
-    """
-    alternatives = [program.events[wait] for wait in event.waits]
-    gathers = [item for item in alternatives if isinstance(item, Operation) and item.when != event.when]
-    if not gathers or len(gathers) < len(alternatives):
-        return None
-    duration = min(gather.duration_ns for gather in gathers)
-    return Activity(chains=(_SHADOW,), duration=duration, is_issued=False, when=_condition(event.when))
-
-
-def _activity(event: Operation, launch_ns: int, numbers: dict[int, int], extra: tuple[int, ...]) -> Activity:
+def _activity(event: Operation, launch_ns: int, numbers: dict[int, int]) -> Activity:
     chains = (_CHAINS[event.stream],) if event.link is None else (_CHAINS[event.stream], _CHAINS[event.link])
     return Activity(
         chains=chains,
         duration=event.duration_ns,
         lead=launch_ns if event.launches else 0,
         issue=event.launches * launch_ns,
-        waits=(*(numbers[wait] for wait in event.waits), *extra),
+        waits=tuple(numbers[wait] for wait in event.waits),
         blocks_issuer=event.host_waits,
         when=_condition(event.when),
     )

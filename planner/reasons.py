@@ -1,8 +1,9 @@
 """Why the plan is what it is: what binds, and what the alternatives would have cost."""
 
 from planner.knobs import num_micro_batches
+from planner.nodes import OpenCandidate
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
-from planner.search import Found, OpenCandidate
+from planner.search import Found
 
 MAX_ALTERNATIVES = 6
 _NEARLY_FULL = 0.97

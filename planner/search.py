@@ -2,23 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import product
 from time import monotonic
 
-from planner.candidates import Candidate, candidates, refuse_unknown_knobs
-from planner.costs import CostModel
-from planner.knobs import decisions_of, knob_names, num_micro_batches, open_knobs
-from planner.problem import problem_of
-from planner.program.build import build_program
-from planner.program.choices import Decision
-from planner.program.inputs import local_shards, step_inputs
-from planner.schema import Decisions, PlanRequest
-from solver.schedule.bounds import StaticBounds
-from solver.schedule.heuristic import Heuristic
+from planner.candidates import candidates, refuse_unknown_knobs
+from planner.knobs import knob_names, num_micro_batches
+from planner.nodes import Node, OpenCandidate, find_least_memory, first_nodes, open_candidate, split
+from planner.schema import PlanRequest
 from solver.schedule.patterns import with_values
-from solver.schedule.problem import Assignment, Problem
-from solver.schedule.restrict import restrict
-from solver.schedule.search import Limits, Result, least_memory, prove
+from solver.schedule.problem import Assignment
+from solver.schedule.search import Limits, Result, prove
 from solver.schedule.tidy import tidy
 
 SKETCH_EVALUATIONS = 160
@@ -26,7 +18,6 @@ SKETCH_EVALUATIONS = 160
 IMPROVE_EVALUATIONS = 800
 NUM_IMPROVED = 3
 """Best-ranked global choices whose heuristic solution is improved before anything is proven."""
-_LEAST_MEMORY = Limits(deterministic_time=2.0, wall_clock_s=60.0)
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a node's first proof attempt; each further attempt gets twice as much."""
 
@@ -44,42 +35,6 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class OpenCandidate:
-    """A global choice with its problem and the best assignment known for it."""
-
-    candidate: Candidate
-    costs: CostModel
-    decisions: tuple[Decision, ...]
-    problem: Problem
-    optimizer_ns: int
-    heuristic: Heuristic
-    least_bytes: int = 0
-    """No plan of this choice needs less memory; worked out only where the heuristic finds none that fits."""
-
-    @property
-    def can_fit(self) -> bool:
-        """Whether some plan may keep the budget."""
-        return self.least_bytes <= self.costs.budget.budget_bytes
-
-    def unpack(self, request: PlanRequest, assignment: Assignment) -> Decisions:
-        """An assignment as the decisions of a plan."""
-        return decisions_of(request, self.candidate, self.decisions, assignment)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Node:
-    """A part of the search space: a global choice, with some of its decisions taken."""
-
-    item: OpenCandidate
-    fixed: dict[int, int]
-    problem: Problem
-    lower_bound: int
-    """On the micro-batch, for plans of this part within the budget."""
-    attempts: int = 0
-    proven: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +108,7 @@ class _Search:
             self._report(f"trying {candidate.label}")
         refuse_unknown_knobs(self.request.fixed, knobs)
         self.items.sort(key=lambda item: (not item.heuristic.feasible, self._step_ns(item)))
-        self.nodes = [
-            Node(item=item, fixed={}, problem=item.problem, lower_bound=StaticBounds(item.problem).makespan)
-            for item in self.items
-            if item.can_fit
-        ]
+        self.nodes = [node for item in self.items if item.can_fit for node in first_nodes(self.request, item)]
 
     def _improve(self) -> None:
         for item in [item for item in self.items if item.can_fit][:NUM_IMPROVED]:
@@ -193,35 +144,25 @@ class _Search:
         )
         node.attempts += 1
         self._account(node, result)
-        if not node.proven and not node.fixed and not (self.struck or self.interrupted):
-            self._split(node)
-        self._report(f"proved {label}" if node.proven else f"bounded {label}")
+        if node.is_relaxed and node.is_finished and self._worth_solving(node):
+            self.nodes.remove(node)
+            self.nodes.extend(split(node))
+        self._report(f"proved {label}" if node.is_finished else f"bounded {label}")
 
     def _account(self, node: Node, result: Result) -> None:
         self.spent += result.deterministic_time
         self.struck = self.struck or result.wall_clock_struck
         self.interrupted = self.interrupted or result.interrupted
         node.lower_bound = max(node.lower_bound, result.lower_bound)
-        node.proven = result.status in ("optimal", "infeasible")
-        if result.assignment is not None:
-            assignment = with_values(result.assignment, node.fixed)
-            evaluation = node.item.heuristic.offer(assignment)
-            self._offer(node.item, assignment, evaluation.makespan)
-
-    def _split(self, node: Node) -> None:
-        """Take the decisions that stand alone (prefetch depths): with them taken the relaxation is far stronger."""
-        alone = [f.decisions[0] for f in node.item.problem.families if len(f.decisions) == 1]
-        sizes = [range(node.item.problem.num_values[decision]) for decision in alone]
-        if not alone:
+        node.is_finished = result.is_finished
+        node.is_empty = result.status == "infeasible"
+        if result.assignment is None:
             return
-        self.nodes.remove(node)
-        for values in product(*sizes):
-            fixed = dict(zip(alone, values, strict=True))
-            problem = restrict(node.item.problem, fixed)
-            bound = max(node.lower_bound, StaticBounds(problem).makespan)
-            self.nodes.append(
-                Node(item=node.item, fixed=fixed, problem=problem, lower_bound=bound, attempts=node.attempts)
-            )
+        for depth in node.item.values("forward_prefetch") if node.is_relaxed else [{}]:
+            assignment = with_values(result.assignment, node.fixed | depth)
+            evaluation = node.item.heuristic.offer(assignment)
+            if evaluation.peak <= node.item.costs.budget.budget_bytes:
+                self._offer(node.item, assignment, evaluation.makespan)
 
     def _step_of(self, item: OpenCandidate, micro_batch_ns: int) -> int:
         return num_micro_batches(self.request) * micro_batch_ns + item.optimizer_ns
@@ -252,7 +193,8 @@ class _Search:
 
     def _worth_solving(self, node: Node) -> bool:
         target = self._target(node.item)
-        return not node.proven and (target is None or node.lower_bound <= target)
+        solved = node.is_finished and not node.is_relaxed
+        return not (solved or node.is_empty) and (target is None or node.lower_bound <= target)
 
     def _tidy(self) -> None:
         """Spend half of the accepted gap on a plan that a person can read."""
@@ -277,36 +219,3 @@ class _Search:
                     message=message,
                 )
             )
-
-
-def open_candidate(request: PlanRequest, candidate: Candidate) -> OpenCandidate:
-    """Build the problem of one global choice."""
-    costs = CostModel.of(request, candidate.mesh)
-    parts = candidate.partition
-    shards = local_shards(parts, candidate.mesh.shard)
-    inputs = step_inputs(
-        parts,
-        request.workload,
-        shard=candidate.mesh.shard,
-        optimizer_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in shards),
-        optimizer_transient_bytes=costs.optimizer_transient_bytes(shards),
-    )
-    knobs, decisions = open_knobs(request, candidate)
-    program = build_program(inputs, knobs, costs)
-    problem = problem_of(program, decisions, budget_bytes=costs.budget.budget_bytes)
-    return OpenCandidate(
-        candidate=candidate,
-        costs=costs,
-        decisions=decisions,
-        problem=problem,
-        optimizer_ns=costs.optimizer_ns(shards),
-        heuristic=Heuristic(problem, seed=request.search.seed),
-    )
-
-
-def find_least_memory(item: OpenCandidate) -> None:
-    """Bound the memory of a global choice from below, and offer its heuristic the plan that needs least."""
-    result = least_memory(item.problem, item.heuristic.best, _LEAST_MEMORY)
-    item.least_bytes = result.lower_bound
-    if result.assignment is not None:
-        item.heuristic.offer(result.assignment)

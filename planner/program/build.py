@@ -16,6 +16,7 @@ from planner.program.events import (
     Link,
     Operation,
     OperationKind,
+    Phase,
     Program,
     Stream,
     Touch,
@@ -66,6 +67,12 @@ class Durations(Protocol):
     def copy_ns(self, read_bytes: int, write_bytes: int) -> int:
         """Copy on the device."""
 
+
+_PHASES = {
+    OperationKind.FORWARD: Phase.FORWARD,
+    OperationKind.RECOMPUTE: Phase.RECOMPUTE,
+    OperationKind.BACKWARD: Phase.BACKWARD,
+}
 
 PrefetchTargets = tuple[tuple[int, ...], ...]
 """Per unit, the units that it prefetches; no targets at all means FSDP2's default."""
@@ -135,6 +142,9 @@ class _Builder:
         self.held: dict[int, str] = {}
         self.reduced: set[int] = set()
         self.num_gathers = 0
+        self.phase = Phase.FORWARD
+        self.passes: list[int] = []
+        """Units whose pass has begun and not ended, the innermost last; the root's is not counted."""
 
     def build(self) -> Program:
         self._allocate_persistent()
@@ -217,9 +227,18 @@ class _Builder:
             self._run_forward(loss)
 
     def _pre_forward(self, unit: int) -> None:
+        self._enter_pass(unit)
         self._unshard(unit, "forward")
         self._wait_for_unshard_in_forward(unit)
         self._prefetch(unit, "forward")
+
+    def _enter_pass(self, unit: int) -> None:
+        if unit != ROOT and self.partition.units[unit].parameters:
+            self.passes.append(unit)
+
+    def _leave_pass(self, unit: int) -> None:
+        if unit in self.passes:
+            self.passes.remove(unit)
 
     def _unshard(self, unit: int, phase: str, only: tuple[_Scenario, ...] | None = None) -> None:
         """Issue the gather of a unit in every scenario (or in `only`) that has not issued it yet."""
@@ -252,8 +271,11 @@ class _Builder:
             Operation(
                 kind=OperationKind.COPY_IN,
                 owner=owner,
+                unit=unit,
+                phase=self.phase,
                 stream=Stream.COPY_IN,
                 duration_ns=self.durations.copy_ns(shard, shard),
+                size_bytes=shard,
                 when=when,
             )
         )
@@ -262,9 +284,12 @@ class _Builder:
             Operation(
                 kind=OperationKind.ALL_GATHER,
                 owner=owner,
+                unit=unit,
+                phase=self.phase,
                 stream=Stream.GATHER,
                 link=Link.SHARD,
                 duration_ns=self.durations.all_gather_ns(size),
+                size_bytes=size,
                 waits=(copy_in,),
                 when=when,
             )
@@ -308,8 +333,11 @@ class _Builder:
             Operation(
                 kind=OperationKind.COPY_OUT,
                 owner=owner,
+                unit=unit,
+                phase=self.phase,
                 stream=Stream.COMPUTE,
                 duration_ns=self.durations.copy_ns(size, size),
+                size_bytes=size,
                 waits=tuple(self.gathers.pop(unit, ())),
                 when=when,
             )
@@ -323,6 +351,7 @@ class _Builder:
             self._unshard(target, phase, asking)
 
     def _reshard_after_forward(self, unit: int) -> None:
+        self._leave_pass(unit)
         resharded = self.knobs.reshard[unit].when(True)
         if resharded is not None:
             self._free(f"U{unit}", resharded)
@@ -374,6 +403,8 @@ class _Builder:
                 Operation(
                     kind=kind,
                     owner=owner,
+                    unit=self.passes[-1] if self.passes else ROOT,
+                    phase=_PHASES[kind],
                     stream=Stream.COMPUTE,
                     duration_ns=duration_ns,
                     launches=launches,
@@ -401,6 +432,7 @@ class _Builder:
     # Backward
 
     def _backward(self) -> None:
+        self.phase = Phase.BACKWARD
         self.scenarios = [_Scenario(targets, when) for targets, when in self.knobs.backward_prefetch]
         loss = self.partition.loss_call
         if loss is not None:
@@ -427,6 +459,7 @@ class _Builder:
         return first.input_requires_grad and self._has_backward(run)
 
     def _pre_backward(self, unit: int) -> None:
+        self._enter_pass(unit)
         self._unshard(unit, "backward")
         resharded = self.knobs.reshard[unit].when(True)
         if resharded is not None and self.inputs.sizes[unit].gathered:
@@ -483,6 +516,7 @@ class _Builder:
 
     def _post_backward(self, unit: int) -> None:
         self.reduced.add(unit)
+        self._leave_pass(unit)
         self._free(f"U{unit}")
         while len(self.retained) >= self.knobs.reduce_scatter_max_input_buffers:
             self._pop_retained()
@@ -503,20 +537,23 @@ class _Builder:
             Operation(
                 kind=OperationKind.CHUNK_CAT,
                 owner=owner,
+                unit=unit,
+                phase=self.phase,
                 stream=Stream.COMPUTE,
                 duration_ns=self.durations.copy_ns(size.gradients, size.reduce_input),
+                size_bytes=size.reduce_input,
             )
         )
         for call, owner_unit in enumerate(self.partition.unit_of_call):
             if owner_unit == unit and self.inputs.gradients[call]:
                 self._free(f"G{unit}.{call}")
         output = self._allocate_reduce_output(unit, size, moment)
-        last = self._reduce_scatter(size, owner, chunk_cat)
+        last = self._reduce_scatter(unit, chunk_cat)
         self.retained.append((unit, last))
         stream = Stream.REDUCE
         if self.knobs.replicate > 1:
-            last, stream = self._all_reduce(size, owner, last), Stream.ALL_REDUCE
-        last = self._post_reduce(size, owner, stream, last)
+            last, stream = self._all_reduce(unit, last), Stream.ALL_REDUCE
+        last = self._post_reduce(unit, stream, last)
         self._settle_reduce_output(unit, size, output, moment)
         self.outstanding[stream] = last
 
@@ -548,12 +585,15 @@ class _Builder:
         elif size.casts or self.knobs.accumulates:
             self._free(output)
 
-    def _reduce_scatter(self, size: UnitBytes, owner: str, chunk_cat: int) -> int:
+    def _reduce_scatter(self, unit: int, chunk_cat: int) -> int:
+        size = self.inputs.sizes[unit]
         alone = self.knobs.shard == 1
         return self._operation(
             Operation(
                 kind=OperationKind.LOCAL_REDUCE if alone else OperationKind.REDUCE_SCATTER,
-                owner=owner,
+                owner=self.partition.units[unit].name,
+                unit=unit,
+                phase=self.phase,
                 stream=Stream.REDUCE,
                 link=None if alone else Link.SHARD,
                 duration_ns=(
@@ -561,23 +601,29 @@ class _Builder:
                     if alone
                     else self.durations.reduce_scatter_ns(size.reduce_input)
                 ),
+                size_bytes=size.reduce_input,
                 waits=(chunk_cat,),
             )
         )
 
-    def _all_reduce(self, size: UnitBytes, owner: str, reduce_scatter: int) -> int:
+    def _all_reduce(self, unit: int, reduce_scatter: int) -> int:
+        size = self.inputs.sizes[unit]
         return self._operation(
             Operation(
                 kind=OperationKind.ALL_REDUCE,
-                owner=owner,
+                owner=self.partition.units[unit].name,
+                unit=unit,
+                phase=self.phase,
                 stream=Stream.ALL_REDUCE,
                 link=Link.SHARD if self.durations.all_reduce_shares_link else Link.REPLICATE,
                 duration_ns=self.durations.all_reduce_ns(size.reduce_output),
+                size_bytes=size.reduce_output,
                 waits=(reduce_scatter,),
             )
         )
 
-    def _post_reduce(self, size: UnitBytes, owner: str, stream: Stream, last: int) -> int:
+    def _post_reduce(self, unit: int, stream: Stream, last: int) -> int:
+        size = self.inputs.sizes[unit]
         duration = launches = 0
         if size.casts:
             duration += self.durations.copy_ns(size.reduce_output, size.sharded_gradients)
@@ -590,7 +636,9 @@ class _Builder:
         return self._operation(
             Operation(
                 kind=OperationKind.POST_REDUCE,
-                owner=owner,
+                owner=self.partition.units[unit].name,
+                unit=unit,
+                phase=self.phase,
                 stream=stream,
                 duration_ns=duration,
                 launches=launches,

@@ -24,6 +24,14 @@ class Link(StrEnum):
     REPLICATE = "replicate"
 
 
+class Phase(StrEnum):
+    """Part of a micro-batch."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+
+
 class OperationKind(StrEnum):
     """What an operation does."""
 
@@ -48,8 +56,13 @@ class Operation:
     kind: OperationKind
     owner: str
     """Unit or call that it belongs to."""
+    unit: int
+    """Unit that FSDP2 works for; for a call the unit whose pass it runs in."""
+    phase: Phase
     stream: Stream
     duration_ns: int
+    size_bytes: int = 0
+    """Shards copied in, bytes gathered, input of a reduction; 0 for calls and for what follows a reduction."""
     launches: int = 1
     link: Link | None = None
     waits: tuple[int, ...] = ()

@@ -6,17 +6,13 @@ needs a process without a process group: use `run_isolated`, or `python -m runti
 
 from runtime_client.dryrun.job import DryRunError, DryRunJob, run_isolated, run_job
 from runtime_client.dryrun.memory import MemoryRecord, PhasePeak, record_memory
-from runtime_client.dryrun.observer import Phase, RecordedKind
-from runtime_client.dryrun.program import RecordedOperation, record_program
+from runtime_client.dryrun.program import record_program
 
 __all__ = [
     "DryRunError",
     "DryRunJob",
     "MemoryRecord",
-    "Phase",
     "PhasePeak",
-    "RecordedKind",
-    "RecordedOperation",
     "record_memory",
     "record_program",
     "run_isolated",

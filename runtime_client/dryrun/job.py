@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planner.program.outline import Outline
 from planner.schema import Decisions, InvalidDocument, OptimizerGroup, ShardwrightError
 from planner.schema.base import Part, Positive
 from runtime_client.dryrun.memory import MemoryRecord, record_memory
-from runtime_client.dryrun.program import RecordedOperation, record_program
+from runtime_client.dryrun.program import record_program
 
 
 class DryRunJob(Part):
@@ -38,9 +39,9 @@ class DryRunError(ShardwrightError):
     code = "dry_run_failed"
 
 
-Record = MemoryRecord | tuple[RecordedOperation, ...]
+Record = MemoryRecord | Outline
 _MEMORY = TypeAdapter(MemoryRecord)
-_PROGRAM = TypeAdapter(tuple[RecordedOperation, ...])
+_PROGRAM = TypeAdapter(Outline)
 
 
 def run_job(job: DryRunJob) -> Record:

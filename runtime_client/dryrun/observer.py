@@ -2,49 +2,19 @@
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.program.edges import Issued
+from planner.program.events import Phase
+from planner.program.outline import RUNS, OutlineKind
 from planner.schema import UnitPlan
 from runtime_client.dryrun import recording_device
-from runtime_client.dryrun.recording_device import DeviceLog, Issued, Stream
+from runtime_client.dryrun.recording_device import DeviceLog, Stream
 from runtime_client.fingerprint import unwrapped_name
-
-
-class RecordedKind(StrEnum):
-    """What an operation does; FSDP2's own go by the names of `planner.program.events.OperationKind`."""
-
-    COPY_IN = "all_gather_copy_in"
-    """Shards into the all-gather buffer."""
-    ALL_GATHER = "all_gather"
-    COPY_OUT = "all_gather_copy_out"
-    """All-gather buffer into the unsharded parameters."""
-    CHUNK_CAT = "chunk_cat"
-    """Gradients into the reduce-scatter buffer."""
-    REDUCE_SCATTER = "reduce_scatter"
-    LOCAL_REDUCE = "local_reduce"
-    """The copy that stands for a reduce-scatter over a single rank."""
-    ALL_REDUCE = "all_reduce"
-    POST_REDUCE = "post_reduce"
-    """Casts and additions of sharded gradients."""
-    ACCUMULATE = "accumulate"
-    """Unsharded gradients kept or added without synchronisation."""
-    KERNELS = "kernels"
-    """A run of the model's own kernels."""
-    END = "end"
-    """All streams are done: the end of a micro-batch, on the compute stream."""
-
-
-class Phase(StrEnum):
-    """Part of a micro-batch."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    RECOMPUTE = "recompute"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +22,7 @@ class Observation:
     """One operation as the host issued it."""
 
     stream: int
-    kind: RecordedKind
+    kind: OutlineKind
     unit: str
     phase: Phase
     micro_batch: int
@@ -65,12 +35,12 @@ _UNSHARD = ("pre_forward", "pre_backward")
 """Scopes in which FSDP2 copies shards straight to parameters when the shard degree is 1."""
 _CASTS = ("cast_forward_inputs", "cast_forward_outputs")
 _KINDS = {
-    "fsdp::all_gather_copy_in": RecordedKind.COPY_IN,
-    "c10d::_allgather_base_": RecordedKind.ALL_GATHER,
-    "fsdp::split_with_sizes_copy": RecordedKind.COPY_OUT,
-    "fsdp::chunk_cat": RecordedKind.CHUNK_CAT,
-    "c10d::_reduce_scatter_base_": RecordedKind.REDUCE_SCATTER,
-    "c10d::allreduce_": RecordedKind.ALL_REDUCE,
+    "fsdp::all_gather_copy_in": OutlineKind.COPY_IN,
+    "c10d::_allgather_base_": OutlineKind.ALL_GATHER,
+    "fsdp::split_with_sizes_copy": OutlineKind.COPY_OUT,
+    "fsdp::chunk_cat": OutlineKind.CHUNK_CAT,
+    "c10d::_reduce_scatter_base_": OutlineKind.REDUCE_SCATTER,
+    "c10d::allreduce_": OutlineKind.ALL_REDUCE,
 }
 
 
@@ -93,7 +63,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def end_micro_batch(self) -> None:
         """Mark the end of a micro-batch on the compute stream."""
-        self._observe(RecordedKind.END, "", Phase.BACKWARD, size_bytes=0, num_kernels=0)
+        self._observe(OutlineKind.END, "", Phase.BACKWARD, size_bytes=0, num_kernels=0)
         self.micro_batch += 1
         self._passes.clear()
 
@@ -139,16 +109,16 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         what, unit = next(((what, unit) for what, unit in reversed(self._scopes) if what), ("", ""))
         on_compute = recording_device.current_stream() is self._stream_of_compute
         if not what or what in _CASTS:
-            self._observe(RecordedKind.KERNELS, self._passes[-1] if self._passes else "", self._phase())
+            self._observe(OutlineKind.KERNELS, self._passes[-1] if self._passes else "", self._phase())
         elif what.startswith("post_backward") and on_compute:
-            self._observe(RecordedKind.ACCUMULATE, unit, self._phase())
+            self._observe(OutlineKind.ACCUMULATE, unit, self._phase())
         elif what in _UNSHARD and on_compute:
             size = int(result.nbytes) if name == "aten::copy_" else 0
-            self._observe(RecordedKind.COPY_OUT, unit, self._phase(), size_bytes=size)
+            self._observe(OutlineKind.COPY_OUT, unit, self._phase(), size_bytes=size)
         elif what == "post_backward_reduce":
             reduced = self.observations[-1]
-            copies = reduced.kind is RecordedKind.CHUNK_CAT
-            self._observe(RecordedKind.LOCAL_REDUCE if copies else RecordedKind.POST_REDUCE, unit, self._phase())
+            copies = reduced.kind is OutlineKind.CHUNK_CAT
+            self._observe(OutlineKind.LOCAL_REDUCE if copies else OutlineKind.POST_REDUCE, unit, self._phase())
 
     def _phase(self) -> Phase:
         final_callback = any(what == "root_post_backward_callback" for what, _ in self._scopes)
@@ -157,7 +127,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Phase.RECOMPUTE if torch.is_grad_enabled() and not final_callback else Phase.BACKWARD
 
     def _observe(
-        self, kind: RecordedKind, unit: str, phase: Phase, *, size_bytes: int = 0, num_kernels: int = 1
+        self, kind: OutlineKind, unit: str, phase: Phase, *, size_bytes: int = 0, num_kernels: int = 1
     ) -> None:
         seen = Observation(
             stream=recording_device.current_stream().number,
@@ -177,8 +147,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _continues(self, seen: Observation) -> bool:
         """Whether `seen` is one more kernel of the run before it: no event of its stream lies between."""
-        runs = (RecordedKind.COPY_OUT, RecordedKind.KERNELS, RecordedKind.POST_REDUCE, RecordedKind.ACCUMULATE)
-        if not self.observations or seen.kind not in runs:
+        if not self.observations or seen.kind not in RUNS:
             return False
         last = self.observations[-1]
         if (last.stream, last.kind, last.unit, last.phase, last.micro_batch) != (
@@ -196,15 +165,15 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh")
 
 
-def _size_bytes(kind: RecordedKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _size_bytes(kind: OutlineKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     match kind:
-        case RecordedKind.COPY_IN:
+        case OutlineKind.COPY_IN:
             return int(args[3]) * int(args[1].element_size())
-        case RecordedKind.ALL_GATHER | RecordedKind.COPY_OUT:
+        case OutlineKind.ALL_GATHER | OutlineKind.COPY_OUT:
             return int(args[0].nbytes)
-        case RecordedKind.CHUNK_CAT:
+        case OutlineKind.CHUNK_CAT:
             return int(kwargs["out"].nbytes)
-        case RecordedKind.REDUCE_SCATTER:
+        case OutlineKind.REDUCE_SCATTER:
             return int(args[1].nbytes)
         case _:
             return int(args[0][0].nbytes)

@@ -5,37 +5,19 @@ one, the model's kernels collapsed into runs. Events are resolved into edges fro
 those that nothing else implies, so that two programs can be compared.
 """
 
-from dataclasses import dataclass
-
 from torch.distributed.fsdp import FSDPModule
 
+from planner.program.edges import resolve_edges
 from planner.program.events import Stream
+from planner.program.outline import Outline, OutlineOperation
 from planner.schema import Decisions
 from runtime_client.dryrun import recording_device
-from runtime_client.dryrun.edges import resolve_edges
-from runtime_client.dryrun.observer import Observation, Observer, Phase, RecordedKind
+from runtime_client.dryrun.observer import Observation, Observer
 from runtime_client.dryrun.recording_device import DeviceLog
 from runtime_client.dryrun.rehearsal import Build, Rehearsal, rehearse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedOperation:
-    """One operation, or one run of the model's kernels."""
-
-    stream: Stream
-    kind: RecordedKind
-    unit: str
-    """First module of the unit that FSDP2 works for; for kernels the unit whose pass they run in."""
-    phase: Phase
-    micro_batch: int
-    waits: tuple[int, ...]
-    """Indices of operations of other streams that must end first; those that others imply are left out."""
-    size_bytes: int
-    """Shards copied in, bytes gathered, input of a reduction; 0 for kernels."""
-    num_kernels: int
-
-
-def record_program(build: Build, decisions: Decisions, *, sequence: int) -> tuple[RecordedOperation, ...]:
+def record_program(build: Build, decisions: Decisions, *, sequence: int) -> Outline:
     """Run the micro-batches of two steps as rank 0 of `decisions.mesh` and record those of the second.
 
     In the first FSDP2 sets up its streams and learns the order of the units. Between the two the gradients are
@@ -71,8 +53,8 @@ def _stream_names(rehearsal: Rehearsal) -> dict[int, Stream]:
     return {stream.number: name for name, stream in streams.items()}
 
 
-def _recorded(seen: Observation, streams: dict[int, Stream], waits: tuple[int, ...]) -> RecordedOperation:
-    return RecordedOperation(
+def _recorded(seen: Observation, streams: dict[int, Stream], waits: tuple[int, ...]) -> OutlineOperation:
+    return OutlineOperation(
         stream=streams[seen.stream],
         kind=seen.kind,
         unit=seen.unit,

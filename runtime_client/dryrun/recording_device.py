@@ -18,37 +18,12 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import _create_fake_pg
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from planner.program.edges import Entry, Issued, Recorded, Waited
+
 DEVICE_TYPE = "recorder"
 """Name of the device type: `torch.device("recorder")`."""
 PROCESS_GROUP = "fake_recorder"
 """Process group backend that does nothing, for `cpu` and the recording device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
-    """An operation was issued on a stream."""
-
-    stream: int
-    operation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A stream reached the point where `event` was recorded."""
-
-    stream: int
-    event: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waited:
-    """Later operations of `stream` start after `event`."""
-
-    stream: int
-    event: int
-
-
-Entry = Issued | Recorded | Waited
 
 
 @dataclass(slots=True)

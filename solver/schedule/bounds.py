@@ -60,10 +60,9 @@ class _Clocks:
         self.latest_issue += step.issue
         if step.when:
             return
-        begin = max(self._earliest(step), self.earliest_issue + step.lead if step.is_issued else self.start)
-        end = begin + step.duration
+        end = max(self._earliest(step), self.earliest_issue + step.lead) + step.duration
         self.earliest_issue += step.issue
-        end = max(end, self.earliest_issue) if step.is_issued else end
+        end = max(end, self.earliest_issue)
         self.ends[number] = end
         for chain in step.chains:
             self.chains[chain] = end

@@ -31,7 +31,7 @@ class Evaluator:
         return Evaluation(makespan=self._times.makespan(holds), pool_peaks=self._memory.peaks(holds))
 
 
-_Compiled = tuple[int, int, bool, Any, int, int, int, tuple[int, ...], bool, bool]
+_Compiled = tuple[int, int, bool, Any, int, int, int, tuple[int, ...], bool]
 """One flat shape for activities and barriers: the loop over them is the inner loop of the heuristic."""
 
 
@@ -46,16 +46,16 @@ class _Times:
             match step:
                 case Activity():
                     times = (step.duration, step.lead, step.issue, step.waits)
-                    self._steps.append((*head, True, step.chains, *times, step.blocks_issuer, step.is_issued))
+                    self._steps.append((*head, True, step.chains, *times, step.blocks_issuer))
                 case Barrier():
-                    self._steps.append((*head, False, step.chain, step.activity, 0, 0, (), False, False))
+                    self._steps.append((*head, False, step.chain, step.activity, 0, 0, (), False))
 
     def makespan(self, holds: Sequence[bool]) -> int:
         problem = self._problem
         chains = [0] * problem.num_chains
         ends = [0] * len(problem.steps)
         issued = 0
-        for number, when, is_activity, target, amount, lead, issue, waits, blocks, is_issued in self._steps:
+        for number, when, is_activity, target, amount, lead, issue, waits, blocks in self._steps:
             if not holds[when]:
                 continue
             if not is_activity:
@@ -63,7 +63,7 @@ class _Times:
                 if end > chains[target]:
                     chains[target] = end
                 continue
-            start = issued + lead if is_issued else 0
+            start = issued + lead
             issued += issue
             for chain in target:
                 if chains[chain] > start:
@@ -73,7 +73,7 @@ class _Times:
                 if end > start:
                     start = end
             end = start + amount
-            if issued > end and is_issued:
+            if issued > end:
                 end = issued
             for chain in target:
                 chains[chain] = end

@@ -126,7 +126,7 @@ class ScheduleModel:
         literal, present = self.condition(step.when)
         waits = [self._ends[wait] for wait in step.waits if wait in self._ends]
         after = [self._clocks[chain] for chain in step.chains]
-        bound_by_issuer = step.is_issued and not self._bounds.issuer_is_ahead(number)
+        bound_by_issuer = not self._bounds.issuer_is_ahead(number)
         start = max([t.value for t in after] + [w.end.value for w in waits if w.present])
         if bound_by_issuer:
             start = max(start, self._issuer.value + step.lead)

@@ -25,8 +25,6 @@ class Activity:
     issue: int = 0
     waits: tuple[int, ...] = ()
     """Step numbers of earlier activities; absent ones do not count."""
-    is_issued: bool = True
-    """Without it the issuer's clock does not matter to this activity (stand-ins that only strengthen bounds)."""
     blocks_issuer: bool = False
     """The issuer waits for its end before it goes on."""
     when: Condition = ()

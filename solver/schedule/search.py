@@ -38,6 +38,8 @@ class Result:
     lower_bound: int
     deterministic_time: float
     wall_clock_struck: bool = False
+    is_finished: bool = False
+    """The search ended by itself: at the accepted gap, or because nothing is left."""
     interrupted: bool = False
     """A person stopped the run (SIGINT) before any limit did."""
 
@@ -71,6 +73,7 @@ def prove(
             lower_bound=round(solver.best_objective_bound),
             deterministic_time=spent,
             wall_clock_struck=struck,
+            is_finished=status == cp_model.OPTIMAL,
             interrupted=interrupted,
         )
     infeasible = status == cp_model.INFEASIBLE
@@ -83,6 +86,7 @@ def prove(
         lower_bound=bound,
         deterministic_time=spent,
         wall_clock_struck=struck,
+        is_finished=infeasible,
         interrupted=interrupted,
     )
 

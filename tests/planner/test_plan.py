@@ -6,17 +6,20 @@ import pytest
 
 from planner.candidates import candidates
 from planner.check import check
+from planner.nodes import open_candidate
 from planner.plan import make_plan
 from planner.schema import (
     ClientFeature,
     FixedChoice,
     InconsistentRequest,
     Limits,
+    OptimizerGroup,
+    OptimizerName,
     PlanRequest,
     SearchLimits,
     UnsupportedField,
 )
-from planner.search import Progress, open_candidate
+from planner.search import Progress
 from planner.simulate import predict
 from tests.planner.factories import CallSpec, tiny_cluster, tiny_model, tiny_request
 from tests.planner.random_requests import random_request

@@ -234,3 +234,13 @@ def test_frozen_first_unit_holds_its_gather_to_the_end() -> None:
     assert replay.machine.live_bytes(Stream.COPY_IN) == 16 * 4 * 4
     replay.final_callback()
     assert replay.machine.live_bytes(Stream.COPY_IN) == 0
+
+
+def test_inputs_of_a_micro_batch_live_through_the_whole_step():
+    inputs = Polynomial(b=40, bs=8)
+    without = tiny_request(tiny_model(), micro_batch=3)
+    with_inputs = tiny_request(tiny_model(inputs_bytes=inputs), micro_batch=3)
+    before, after = (recompute(request, tiny_decisions(request)) for request in (without, with_inputs))
+    size = 3 * 40 + 3 * 8 * 8
+    assert after.pools_bytes[Stream.COMPUTE] == before.pools_bytes[Stream.COMPUTE] + size
+    assert after.by_category_bytes[MemoryCategory.BUFFERS] == size

@@ -3,8 +3,9 @@ from itertools import chain
 
 import pytest
 
-from planner.program.events import Stream
-from runtime_client.dryrun import Phase, RecordedKind, RecordedOperation, run_isolated
+from planner.program.events import Phase, Stream
+from planner.program.outline import OutlineKind, OutlineOperation
+from runtime_client.dryrun import run_isolated
 
 N = 5
 CASES = {
@@ -23,7 +24,7 @@ CASES = {
     **{f"prefetch_{depth}": {"prefetch": depth} for depth in range(4)},
 }
 
-Program = tuple[RecordedOperation, ...]
+Program = tuple[OutlineOperation, ...]
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +33,11 @@ def programs(decide, job) -> dict[str, Program]:
     return dict(zip(CASES, run_isolated(jobs), strict=True))
 
 
-def count(program: Program) -> Counter[RecordedKind]:
+def count(program: Program) -> Counter[OutlineKind]:
     return Counter(operation.kind for operation in program)
 
 
-def find(program: Program, kind: RecordedKind, unit: str, phase: Phase) -> int:
+def find(program: Program, kind: OutlineKind, unit: str, phase: Phase) -> int:
     return next(
         index
         for index, operation in enumerate(program)
@@ -59,23 +60,23 @@ def find(program: Program, kind: RecordedKind, unit: str, phase: Phase) -> int:
 )
 def test_counts_of_collectives(programs, name, gathers, reductions):
     counted = count(programs[name])
-    assert counted[RecordedKind.ALL_GATHER] == gathers
-    assert counted[RecordedKind.REDUCE_SCATTER] == reductions
+    assert counted[OutlineKind.ALL_GATHER] == gathers
+    assert counted[OutlineKind.REDUCE_SCATTER] == reductions
 
 
 def test_all_reduces_only_with_replicas_and_on_their_own_stream(programs):
-    assert count(programs["default"])[RecordedKind.ALL_REDUCE] == 0
+    assert count(programs["default"])[OutlineKind.ALL_REDUCE] == 0
     for name in ("hybrid", "replicated"):
-        reductions = [o for o in programs[name] if o.kind is RecordedKind.ALL_REDUCE]
+        reductions = [o for o in programs[name] if o.kind is OutlineKind.ALL_REDUCE]
         assert len(reductions) == N + 1
         assert {o.stream for o in reductions} == {Stream.ALL_REDUCE}
 
 
 def test_a_shard_degree_of_one_copies_instead_of_communicating(programs):
     counted = count(programs["replicated"])
-    assert counted[RecordedKind.COPY_IN] == 0
-    assert counted[RecordedKind.COPY_OUT] == 2 * N + 1
-    assert counted[RecordedKind.LOCAL_REDUCE] == N + 1
+    assert counted[OutlineKind.COPY_IN] == 0
+    assert counted[OutlineKind.COPY_OUT] == 2 * N + 1
+    assert counted[OutlineKind.LOCAL_REDUCE] == N + 1
 
 
 def most_live(program: Program, phase: Phase) -> int:
@@ -86,7 +87,7 @@ def most_live(program: Program, phase: Phase) -> int:
         own = [
             index for index, operation in enumerate(program) if (operation.unit, operation.phase) == (block, phase)
         ]
-        last = RecordedKind.KERNELS if phase is Phase.FORWARD else RecordedKind.CHUNK_CAT
+        last = OutlineKind.KERNELS if phase is Phase.FORWARD else OutlineKind.CHUNK_CAT
         lives.append((own[0], next(index for index in reversed(own) if program[index].kind is last)))
     return max(sum(first <= moment <= last for first, last in lives) for moment in chain.from_iterable(lives))
 
@@ -100,38 +101,38 @@ def test_gathered_blocks_alive_at_each_prefetch_depth(programs, depth, forward, 
 
 def test_a_gather_in_forward_waits_for_the_copy_out_two_units_before(programs):
     program = programs["default"]
-    copy_in = find(program, RecordedKind.COPY_IN, "layers.2", Phase.FORWARD)
-    assert program[copy_in].waits == (find(program, RecordedKind.COPY_OUT, "layers.0", Phase.FORWARD),)
+    copy_in = find(program, OutlineKind.COPY_IN, "layers.2", Phase.FORWARD)
+    assert program[copy_in].waits == (find(program, OutlineKind.COPY_OUT, "layers.0", Phase.FORWARD),)
 
 
 def test_copy_out_waits_for_its_gather_and_kernels_follow_on_the_same_stream(programs):
     program = programs["default"]
-    copy_out = find(program, RecordedKind.COPY_OUT, "layers.3", Phase.FORWARD)
-    assert program[copy_out].waits == (find(program, RecordedKind.ALL_GATHER, "layers.3", Phase.FORWARD),)
-    assert program[copy_out + 1].kind is RecordedKind.KERNELS
+    copy_out = find(program, OutlineKind.COPY_OUT, "layers.3", Phase.FORWARD)
+    assert program[copy_out].waits == (find(program, OutlineKind.ALL_GATHER, "layers.3", Phase.FORWARD),)
+    assert program[copy_out + 1].kind is OutlineKind.KERNELS
     assert program[copy_out + 1].waits == ()
 
 
 @pytest.mark.parametrize(("name", "distance"), [("default", 1), ("two_buffers", 2)])
 def test_chunk_cat_waits_until_a_reduce_buffer_is_free(programs, name, distance):
     program = programs[name]
-    chunk_cat = find(program, RecordedKind.CHUNK_CAT, "layers.1", Phase.BACKWARD)
-    before = find(program, RecordedKind.REDUCE_SCATTER, f"layers.{1 + distance}", Phase.BACKWARD)
+    chunk_cat = find(program, OutlineKind.CHUNK_CAT, "layers.1", Phase.BACKWARD)
+    before = find(program, OutlineKind.REDUCE_SCATTER, f"layers.{1 + distance}", Phase.BACKWARD)
     assert program[chunk_cat].waits == (before,)
 
 
 def test_the_end_waits_for_the_last_reduction(programs):
     program = programs["default"]
-    assert program[-1].kind is RecordedKind.END
-    assert program[-1].waits == (find(program, RecordedKind.REDUCE_SCATTER, "", Phase.BACKWARD),)
+    assert program[-1].kind is OutlineKind.END
+    assert program[-1].waits == (find(program, OutlineKind.REDUCE_SCATTER, "", Phase.BACKWARD),)
 
 
 def test_recomputation_runs_in_the_pass_of_its_unit_without_a_gather_of_its_own(programs):
     program = programs["checkpointed"]
     recomputed = [o for o in program if o.phase is Phase.RECOMPUTE]
     assert {o.unit for o in recomputed} == {f"layers.{index}" for index in range(N)}
-    assert {o.kind for o in recomputed} == {RecordedKind.KERNELS}
-    assert count(program)[RecordedKind.ALL_GATHER] == 2 * N + 1
+    assert {o.kind for o in recomputed} == {OutlineKind.KERNELS}
+    assert count(program)[OutlineKind.ALL_GATHER] == 2 * N + 1
 
 
 def test_a_grouped_unit_goes_by_its_first_module(programs):
@@ -146,14 +147,14 @@ def test_a_cast_of_the_output_changes_no_order(programs):
     """
     cast = programs["output_cast"]
     assert cast == programs["last_unit_and_root_gather"]
-    assert find(cast, RecordedKind.COPY_IN, "norm", Phase.BACKWARD) < find(
-        cast, RecordedKind.COPY_IN, "", Phase.BACKWARD
+    assert find(cast, OutlineKind.COPY_IN, "norm", Phase.BACKWARD) < find(
+        cast, OutlineKind.COPY_IN, "", Phase.BACKWARD
     )
 
 
 def test_additions_to_accumulated_gradients_follow_the_reduction(programs):
     program = programs["accumulating"]
-    added = [o for o in program if o.kind is RecordedKind.POST_REDUCE]
+    added = [o for o in program if o.kind is OutlineKind.POST_REDUCE]
     assert {o.micro_batch for o in added} == {1}
     assert {o.stream for o in added} == {Stream.REDUCE}
 
@@ -162,9 +163,9 @@ def test_sizes_are_padded_and_in_the_communicated_dtype(programs):
     program = programs["hybrid"]
     elements = 8 * sum(-(-rows // 8) * columns for rows, columns in [(64, 64)] * 4 + [(128, 64)] * 2 + [(64, 128)])
     elements += 2 * 64
-    gather = program[find(program, RecordedKind.ALL_GATHER, "layers.0", Phase.FORWARD)]
-    scatter = program[find(program, RecordedKind.REDUCE_SCATTER, "layers.0", Phase.BACKWARD)]
-    reduce = program[find(program, RecordedKind.ALL_REDUCE, "layers.0", Phase.BACKWARD)]
+    gather = program[find(program, OutlineKind.ALL_GATHER, "layers.0", Phase.FORWARD)]
+    scatter = program[find(program, OutlineKind.REDUCE_SCATTER, "layers.0", Phase.BACKWARD)]
+    reduce = program[find(program, OutlineKind.ALL_REDUCE, "layers.0", Phase.BACKWARD)]
     assert (gather.size_bytes, scatter.size_bytes, reduce.size_bytes) == (2 * elements, 4 * elements, elements // 2)
 
 

@@ -28,7 +28,6 @@ def random_problem(seed: int, *, num_decisions: int = 4, num_steps: int = 24) ->
                     issue=issue,
                     waits=waits,
                     blocks_issuer=issue > 0 and rng.random() < 0.2,
-                    is_issued=issue > 0 or rng.random() < 0.8,
                     when=when,
                 )
             )
@@ -83,12 +82,12 @@ def reference(problem: Problem, assignment: tuple[int, ...]) -> Evaluation:
     for number, step in present.items():
         if isinstance(step, Activity):
             begin = max(
-                [issued + step.lead if step.is_issued else 0]
+                [issued + step.lead]
                 + [chain_clock(chain, number) for chain in step.chains]
                 + [ends.get(wait, 0) for wait in step.waits]
             )
             issued += step.issue
-            ends[number] = max(begin + step.duration, issued if step.is_issued else 0)
+            ends[number] = max(begin + step.duration, issued)
             if step.blocks_issuer:
                 issued = max(issued, ends[number])
     peaks = []

@@ -1,5 +1,4 @@
-from runtime_client.dryrun.edges import resolve_edges
-from runtime_client.dryrun.recording_device import Issued, Recorded, Waited
+from planner.program.edges import Issued, Recorded, Waited, resolve_edges
 
 
 def test_an_operation_waits_for_the_last_operation_before_the_event():

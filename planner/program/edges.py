@@ -1,10 +1,35 @@
-"""From events to edges: which operation must end before which starts."""
+"""From events of streams to edges between operations: which operation must end before which starts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from runtime_client.dryrun.recording_device import Entry, Issued, Recorded, Waited
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """An operation was issued on a stream."""
+
+    stream: int
+    operation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A stream reached the point where `event` was recorded."""
+
+    stream: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """Later operations of `stream` start after `event`."""
+
+    stream: int
+    event: int
+
+
+Entry = Issued | Recorded | Waited
+"""What the host did, in order; operations are numbered in the order of issue."""
 Clock = dict[int, int]
 """For each stream the latest operation that is known to have ended."""
 
@@ -21,7 +46,7 @@ def resolve_edges(entries: Iterable[Entry]) -> dict[int, tuple[int, ...]]:
     """For each operation the operations of other streams that it waits for, without those that others imply.
 
     An edge is implied when an earlier operation of the same stream, or another edge's operation, already waited
-    for it or for a later operation of its stream. Events recorded before the log began count as past.
+    for it or for a later operation of its stream. Events recorded before the entries began count as past.
     """
     streams: dict[int, _StreamState] = {}
     events: dict[int, Clock] = {}

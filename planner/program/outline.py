@@ -1,0 +1,182 @@
+"""The outline of a program: what runs on which stream, after what, without durations.
+
+Two producers make outlines: this module, from the program that the planner predicts, and a dry run, from what the
+real FSDP2 code issues. Equal outlines mean that the prediction has the operations, sizes, order and dependencies of
+the real step.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from planner.program.edges import Entry, Issued, Recorded, Waited, resolve_edges
+from planner.program.events import Operation, OperationKind, Phase, Program, Stream, Wait
+from planner.program.units import Partition
+
+
+class OutlineKind(StrEnum):
+    """What an operation does; FSDP2's own go by the names of `planner.program.events.OperationKind`."""
+
+    COPY_IN = "all_gather_copy_in"
+    """Shards into the all-gather buffer."""
+    ALL_GATHER = "all_gather"
+    COPY_OUT = "all_gather_copy_out"
+    """All-gather buffer into the unsharded parameters."""
+    CHUNK_CAT = "chunk_cat"
+    """Gradients into the reduce-scatter buffer."""
+    REDUCE_SCATTER = "reduce_scatter"
+    LOCAL_REDUCE = "local_reduce"
+    """The copy that stands for a reduce-scatter over a single rank."""
+    ALL_REDUCE = "all_reduce"
+    POST_REDUCE = "post_reduce"
+    """Casts and additions of sharded gradients."""
+    ACCUMULATE = "accumulate"
+    """Unsharded gradients kept or added without synchronisation."""
+    KERNELS = "kernels"
+    """A run of the model's own kernels."""
+    END = "end"
+    """All streams are done: the end of a micro-batch, on the compute stream."""
+
+
+RUNS = frozenset({OutlineKind.COPY_OUT, OutlineKind.KERNELS, OutlineKind.POST_REDUCE, OutlineKind.ACCUMULATE})
+"""Kinds of which several kernels in a row count as one operation."""
+_CALLS = (OperationKind.FORWARD, OperationKind.RECOMPUTE, OperationKind.BACKWARD)
+_STREAMS = {stream: number for number, stream in enumerate(Stream)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlineOperation:
+    """One operation, or one run of kernels."""
+
+    stream: Stream
+    kind: OutlineKind
+    unit: str
+    """First module of the unit that FSDP2 works for; for kernels the unit whose pass they run in."""
+    phase: Phase
+    micro_batch: int
+    waits: tuple[int, ...]
+    """Indices of operations of other streams that must end first; those that others imply are left out."""
+    size_bytes: int
+    """Shards copied in, bytes gathered, input of a reduction; 0 for kernels and for what follows a reduction."""
+    num_kernels: int
+
+    def continues(self, other: "OutlineOperation") -> bool:
+        """Whether this is one more kernel of the run `other`, its predecessor on the stream."""
+        mine = (self.kind, self.unit, self.phase, self.micro_batch)
+        return (
+            self.kind in RUNS
+            and not self.waits
+            and mine == (other.kind, other.unit, other.phase, other.micro_batch)
+        )
+
+
+Outline = tuple[OutlineOperation, ...]
+"""Operations of one optimizer step's micro-batches, in the order in which the host issues them."""
+
+
+def outline(programs: Sequence[Program], partition: Partition) -> Outline:
+    """Outline of the micro-batches of a step.
+
+    Args:
+        programs: the program of each micro-batch, with no condition left open.
+        partition: the units that the programs number.
+    """
+    drawn = _Drawing(tuple(unit.modules[0] for unit in partition.units))
+    for number, program in enumerate(programs):
+        drawn.micro_batch(number, program)
+    waits = resolve_edges(drawn.entries)
+    return normalised([replace(seen, waits=waits[index]) for index, seen in enumerate(drawn.operations)])
+
+
+def normalised(operations: Sequence[OutlineOperation]) -> Outline:
+    """The same with every run as one operation, and edges to its parts as edges to the run.
+
+    FSDP2 records events and issues operations on other streams amid a run, which splits what the dry run sees; a
+    part that waits for nothing is ordered by its stream alone.
+    """
+    merged: list[OutlineOperation] = []
+    places: list[int] = []
+    last: dict[Stream, int] = {}
+    for operation in operations:
+        before = last.get(operation.stream)
+        if before is not None and operation.continues(merged[before]):
+            merged[before] = _joined(merged[before], operation)
+            places.append(before)
+            continue
+        last[operation.stream] = len(merged)
+        places.append(len(merged))
+        merged.append(replace(operation, waits=tuple(places[wait] for wait in operation.waits)))
+    waits = resolve_edges(_entries_of(merged))
+    return tuple(replace(operation, waits=waits[index]) for index, operation in enumerate(merged))
+
+
+def _joined(run: OutlineOperation, more: OutlineOperation) -> OutlineOperation:
+    return replace(run, size_bytes=run.size_bytes + more.size_bytes, num_kernels=run.num_kernels + more.num_kernels)
+
+
+def _entries_of(operations: Sequence[OutlineOperation]) -> Iterator[Entry]:
+    for index, operation in enumerate(operations):
+        stream = _STREAMS[operation.stream]
+        yield from (Waited(stream=stream, event=wait) for wait in operation.waits)
+        yield Issued(stream=stream, operation=index)
+        yield Recorded(stream=stream, event=index)
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """Operations and entries of the micro-batches drawn so far; an event goes by the number of its operation."""
+
+    units: tuple[str, ...]
+    operations: list[OutlineOperation] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+    def micro_batch(self, number: int, program: Program) -> None:
+        if self.operations:  # FSDP2: the gather streams follow the compute stream where the root's forward begins
+            self._wait(Stream.COPY_IN, len(self.operations) - 1)
+            self._wait(Stream.GATHER, len(self.operations) - 1)
+        numbers: dict[int, int] = {}
+        for index, event in enumerate(program.events):
+            assert not event.when, "an outline needs a program with all knobs fixed"
+            match event:
+                case Operation():
+                    for wait in event.waits:
+                        self._wait(event.stream, numbers[wait])
+                    numbers[index] = self._issue(self._operation(number, event))
+                case Wait():
+                    self._wait(event.stream, numbers[event.operation])
+                case _:
+                    pass
+        self._issue(
+            OutlineOperation(
+                stream=Stream.COMPUTE,
+                kind=OutlineKind.END,
+                unit="",
+                phase=Phase.BACKWARD,
+                micro_batch=number,
+                waits=(),
+                size_bytes=0,
+                num_kernels=0,
+            )
+        )
+
+    def _operation(self, number: int, event: Operation) -> OutlineOperation:
+        return OutlineOperation(
+            stream=event.stream,
+            kind=OutlineKind.KERNELS if event.kind in _CALLS else OutlineKind(event.kind),
+            unit=self.units[event.unit],
+            phase=event.phase,
+            micro_batch=number,
+            waits=(),
+            size_bytes=event.size_bytes,
+            num_kernels=event.launches,
+        )
+
+    def _wait(self, stream: Stream, operation: int) -> None:
+        self.entries.append(Waited(stream=_STREAMS[stream], event=operation))
+
+    def _issue(self, operation: OutlineOperation) -> int:
+        number = len(self.operations)
+        self.operations.append(operation)
+        self.entries.append(Issued(stream=_STREAMS[operation.stream], operation=number))
+        self.entries.append(Recorded(stream=_STREAMS[operation.stream], event=number))
+        return number
