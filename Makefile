@@ -46,10 +46,10 @@ $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/cli: pyproject.toml constraints.txt | $(STAMPS)/venv
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[cli]'
+$(STAMPS)/cli: pyproject.toml .ci/constraints.txt | $(STAMPS)/venv
+	$(PIP) install --quiet --constraint .ci/constraints.txt --editable '.[cli]'
 	@touch $@
 
-$(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+$(STAMPS)/dev: pyproject.toml .ci/constraints.txt | $(STAMPS)/venv
+	$(PIP) install --quiet --constraint .ci/constraints.txt --editable '.[dev]'
 	@touch $(STAMPS)/cli $@

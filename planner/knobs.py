@@ -5,7 +5,6 @@ from typing import TypeVar
 from planner.candidates import Candidate, allowed_values, allows
 from planner.program.build import Knobs, PrefetchTargets
 from planner.program.choices import Choice, Decision
-from planner.program.inputs import casts_output
 from planner.program.units import ROOT, Partition
 from planner.schema import (
     ActivationPlan,
@@ -65,7 +64,6 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
             activation=activation,
             forward_prefetch=_targets(parts, forward, ahead=True),
             backward_prefetch=_targets(parts, backward, ahead=False),
-            casts_output=casts_output(request.workload.precision),
             accumulates=num_micro_batches(request) > 1,
         ),
         tuple(decisions),

@@ -91,8 +91,6 @@ class Knobs:
     forward_prefetch: Choice[PrefetchTargets]
     backward_prefetch: Choice[PrefetchTargets]
     reduce_scatter_max_input_buffers: int = 1
-    casts_output: bool = False
-    """Each unit casts what it returns, so that the root's output is another tensor than its last unit's."""
     accumulates: bool = False
     """More than one micro-batch: sharded gradients exist already."""
 

@@ -115,14 +115,8 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
         forward_prefetch=Choice.fixed(targets("forward_prefetch")),
         backward_prefetch=Choice.fixed(targets("backward_prefetch")),
         reduce_scatter_max_input_buffers=decisions.runtime.reduce_scatter_max_input_buffers,
-        casts_output=casts_output(precision_of(decisions)),
         accumulates=decisions.num_micro_batches > 1,
     )
-
-
-def casts_output(precision: Precision) -> bool:
-    """Whether every unit casts its output, so that the root returns another tensor than its last unit."""
-    return precision.output_dtype is not None and precision.output_dtype != precision.param_dtype
 
 
 def _target(index: dict[str, int], path: str, field: str) -> int:

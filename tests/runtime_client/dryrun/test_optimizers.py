@@ -49,5 +49,5 @@ def test_state_and_transients_are_those_of_the_cost_model(decide, job):
 )
 def test_what_the_planner_refuses_does_not_run(decide, job, optimizer, implementation):
     group = OptimizerGroup(optimizer=optimizer, implementation=implementation)
-    with pytest.raises(DryRunError, match="sharding strategy|placement"):
+    with pytest.raises(DryRunError, match=r"sharding strategy|placement"):
         run_isolated([job("memory", decide(mesh=(1, RANKS)), optimizer_groups=(group,))])

@@ -1,0 +1,159 @@
+"""Small models of many architectures, built from configurations, and the paths of their parts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from runtime_client.describe import TrainingExample, from_hf_config
+
+_DECODER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+}
+
+
+def build(**config: Any) -> TrainingExample:
+    """A model from a transformers configuration."""
+    return from_hf_config(config)()
+
+
+def llama() -> TrainingExample:
+    return build(model_type="llama", **_DECODER)
+
+
+def llama_lora() -> TrainingExample:
+    """Frozen, with low-rank additions to two projections of every block."""
+    example = llama()
+    example.model.requires_grad_(False)
+    for name, module in list(example.model.named_modules()):
+        if name.endswith("self_attn"):
+            module.q_proj, module.v_proj = LowRank(module.q_proj), LowRank(module.v_proj)
+    return example
+
+
+def llama_half_frozen() -> TrainingExample:
+    """Embedding and the first half of the blocks are frozen."""
+    example = llama()
+    example.model.model.embed_tokens.requires_grad_(False)
+    example.model.model.layers[:2].requires_grad_(False)
+    return example
+
+
+def gpt2() -> TrainingExample:
+    """Head and embedding are tied; has dropout."""
+    return build(model_type="gpt2", n_embd=32, n_layer=4, n_head=4, vocab_size=160, n_positions=64)
+
+
+def qwen3_moe() -> TrainingExample:
+    return build(
+        model_type="qwen3_moe",
+        moe_intermediate_size=32,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        **_DECODER,
+    )
+
+
+def vit() -> TrainingExample:
+    return build(
+        model_type="vit",
+        image_size=32,
+        patch_size=16,
+        num_labels=8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+    )
+
+
+def t5() -> TrainingExample:
+    """Encoder and decoder; the first block of each makes the position biases of all; embeddings are tied."""
+    return build(
+        model_type="t5",
+        vocab_size=160,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_heads=4,
+        num_layers=3,
+        num_decoder_layers=3,
+    )
+
+
+def whisper() -> TrainingExample:
+    return build(
+        model_type="whisper",
+        vocab_size=160,
+        d_model=32,
+        encoder_layers=3,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=20,
+        num_mel_bins=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+class LowRank(nn.Module):
+    """A frozen projection with a trainable low-rank addition."""
+
+    def __init__(self, frozen: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.down = nn.Linear(frozen.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, frozen.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., in_features)` to `(..., out_features)`."""
+        result: Tensor = self.frozen(x) + self.up(self.down(x))
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallModel:
+    """A builder of this file with the paths of its parts."""
+
+    build: Callable[[], TrainingExample]
+    blocks: tuple[str, ...]
+    """Paths of the blocks, in forward order."""
+    embedding: str = ""
+    """Where it may be a unit of its own."""
+    tail: tuple[str, ...] = ()
+    """Norm and head, where they may be a unit of their own."""
+    sequence: int = 16
+
+
+def _numbered(path: str, num: int) -> tuple[str, ...]:
+    return tuple(f"{path}.{index}" for index in range(num))
+
+
+_LLAMA_PARTS: dict[str, Any] = {
+    "blocks": _numbered("model.layers", 4),
+    "embedding": "model.embed_tokens",
+    "tail": ("model.norm", "lm_head"),
+}
+MODELS = {
+    "llama": SmallModel(build=llama, **_LLAMA_PARTS),
+    "llama-lora": SmallModel(build=llama_lora, **_LLAMA_PARTS),
+    "llama-half-frozen": SmallModel(build=llama_half_frozen, **_LLAMA_PARTS),
+    "qwen3-moe": SmallModel(build=qwen3_moe, **_LLAMA_PARTS),
+    "gpt2": SmallModel(build=gpt2, blocks=_numbered("transformer.h", 4)),
+    "vit": SmallModel(build=vit, blocks=_numbered("vit.layers", 4), tail=("vit.layernorm", "classifier")),
+    "t5": SmallModel(build=t5, blocks=(*_numbered("encoder.block", 3), *_numbered("decoder.block", 3))),
+    "whisper": SmallModel(
+        build=whisper, blocks=(*_numbered("model.encoder.layers", 3), *_numbered("model.decoder.layers", 3))
+    ),
+}
