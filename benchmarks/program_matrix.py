@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ OUTPUT = Path(__file__).parents[1] / "docs" / "measurements" / "program" / "matr
 BATCH = 8
 """Configurations for each process that dry-runs: starting one costs seconds, an interruption loses one batch."""
 NUM_SHOWN = 5
+NUM_LETTERS = 300
 
 PRECISIONS: dict[str, tuple[DType | None, DType | None, DType | None]] = {
     "stored": (None, None, None),
@@ -198,7 +199,13 @@ def configurations() -> list[Configuration]:
     """Every model as it is, every knob alone on Llama, then the pairwise cover."""
     single = [Configuration(model=model) for model in MODELS]
     single += [Configuration(**{name: value}) for name, values in KNOBS.items() for value in values]
-    return list(dict.fromkeys([*single, *pairwise_cover(KNOBS)]))
+    return list(dict.fromkeys(map(_runnable, [*single, *pairwise_cover(KNOBS)])))
+
+
+def _runnable(configuration: Configuration) -> Configuration:
+    if configuration.parts.needs_bfloat16 and PRECISIONS[configuration.precision][0] is None:
+        return replace(configuration, precision="bf16-fp32")
+    return configuration
 
 
 def result(configuration: Configuration, predicted: Outline, recorded: Outline) -> dict[str, Any]:
@@ -224,7 +231,7 @@ def run_batch(batch: Sequence[Configuration]) -> Iterator[dict[str, Any]]:
         records = run_isolated([configuration.job() for configuration in batch])
     except DryRunError as error:
         if len(batch) == 1:
-            yield {"equal": False, "error": str(error)}
+            yield {"equal": False, "error": str(error).partition("\n")[0][:NUM_LETTERS]}
             return
         for configuration in batch:
             yield from run_batch([configuration])

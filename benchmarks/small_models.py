@@ -18,7 +18,7 @@ _DECODER = {
 }
 
 
-def build(**config: Any) -> TrainingExample:
+def build(**config: str | int | None) -> TrainingExample:
     """A model from a transformers configuration."""
     return from_hf_config(config)()
 
@@ -47,7 +47,8 @@ def llama_half_frozen() -> TrainingExample:
 
 def gpt2() -> TrainingExample:
     """Head and embedding are tied; has dropout."""
-    return build(model_type="gpt2", n_embd=32, n_layer=4, n_head=4, vocab_size=160, n_positions=64)
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 160, "n_positions": 64}
+    return build(model_type="gpt2", bos_token_id=0, eos_token_id=0, **sizes)
 
 
 def qwen3_moe() -> TrainingExample:
@@ -104,6 +105,7 @@ def whisper() -> TrainingExample:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
+        decoder_start_token_id=1,
     )
 
 
@@ -133,6 +135,7 @@ class SmallModel:
     """Where it may be a unit of its own."""
     tail: tuple[str, ...] = ()
     """Norm and head, where they may be a unit of their own."""
+    needs_bfloat16: bool = False
     sequence: int = 16
 
 
@@ -149,7 +152,7 @@ MODELS = {
     "llama": SmallModel(build=llama, **_LLAMA_PARTS),
     "llama-lora": SmallModel(build=llama_lora, **_LLAMA_PARTS),
     "llama-half-frozen": SmallModel(build=llama_half_frozen, **_LLAMA_PARTS),
-    "qwen3-moe": SmallModel(build=qwen3_moe, **_LLAMA_PARTS),
+    "qwen3-moe": SmallModel(build=qwen3_moe, needs_bfloat16=True, **_LLAMA_PARTS),
     "gpt2": SmallModel(build=gpt2, blocks=_numbered("transformer.h", 4)),
     "vit": SmallModel(build=vit, blocks=_numbered("vit.layers", 4), tail=("vit.layernorm", "classifier")),
     "t5": SmallModel(build=t5, blocks=(*_numbered("encoder.block", 3), *_numbered("decoder.block", 3))),

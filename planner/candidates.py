@@ -1,10 +1,10 @@
 """Global choices that are enumerated outside the solver: the mesh, and which modules become units of their own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from planner.program.units import Partition, partition
+from planner.program.units import Partition, Unit, contains, partition
 from planner.schema import (
     CallRole,
     ClientFeature,
@@ -46,11 +46,28 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
             "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding or "
             "units.head contradict the cluster, the model or the client's features"
         )
-    parts = {option.label: partition(request.model, option.modules) for option in options}
+    parts = _partitions(request.model, options)
     for mesh in meshes:
-        for option in options:
+        for label, part in parts.items():
             name = f"{mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else f"{mesh.shard}"
-            yield Candidate(mesh=mesh, partition=parts[option.label], label=f"mesh {name}, {option.label}")
+            yield Candidate(mesh=mesh, partition=part, label=f"mesh {name}, {label}")
+
+
+def _partitions(model: ModelDescription, options: list[Grouping]) -> dict[str, Partition]:
+    """Groupings that FSDP2 takes: one storage dtype for all that is trainable in a unit."""
+    parts = {option.label: partition(model, option.modules) for option in options}
+    sound = {label: part for label, part in parts.items() if not any(_dtypes(unit)[1:] for unit in part.units)}
+    if not sound:
+        mixed = next(unit for unit in next(iter(parts.values())).units if _dtypes(unit)[1:])
+        raise InconsistentRequest(
+            f"model: trainable parameters of unit {mixed.name!r} are stored in {' and '.join(_dtypes(mixed))}, and "
+            "fully_shard takes one storage dtype in each unit; store them alike, or freeze some"
+        )
+    return sound
+
+
+def _dtypes(unit: Unit) -> list[str]:
+    return sorted({parameter.dtype.value for _, parameter in unit.parameters if parameter.requires_grad})
 
 
 def allowed_meshes(request: PlanRequest) -> Iterator[MeshPlan]:
@@ -60,9 +77,7 @@ def allowed_meshes(request: PlanRequest) -> Iterator[MeshPlan]:
     for shard in sorted((n for n in range(1, world + 1) if world % n == 0), reverse=True):
         mesh = MeshPlan(replicate=world // shard, shard=shard)
         wanted = {"mesh.shard": mesh.shard, "mesh.replicate": mesh.replicate}
-        if (hybrid or mesh.replicate == 1) and all(
-            choice.value == wanted[choice.knob] for choice in request.fixed if choice.knob in wanted
-        ):
+        if (hybrid or mesh.replicate == 1) and _allowed(request, wanted):
             yield mesh
 
 
@@ -77,7 +92,7 @@ def groupings(request: PlanRequest) -> Iterator[Grouping]:
             if (own_embedding and embedding is None) or (own_head and head is None):
                 continue
             wanted = {"units.embedding": own_embedding, "units.head": own_head}
-            if any(c.value != wanted[c.knob] for c in request.fixed if c.knob in wanted):
+            if not _allowed(request, wanted):
                 continue
             extra = [unit for own, unit in ((own_embedding, embedding), (own_head, head)) if own and unit]
             own = [name for flag, name in ((own_embedding, "embedding"), (own_head, "norm and head")) if flag]
@@ -90,21 +105,47 @@ def allows(request: PlanRequest, feature: ClientFeature) -> bool:
     return request.client_features is None or feature in request.client_features
 
 
+class NoValueLeft(InconsistentRequest):
+    """The fixed choices leave a knob no value, under one global choice at least."""
+
+
+def _allowed(request: PlanRequest, values: Mapping[str, int]) -> bool:
+    """Whether the fixed choices allow these values of global knobs."""
+    return all(
+        _is_same(choice.value, value)
+        for choice in request.fixed
+        for knob, value in values.items()
+        if fnmatchcase(knob, choice.knob)
+    )
+
+
+def _is_same(chosen: object, value: object) -> bool:
+    """Equality in which True is not 1."""
+    return isinstance(chosen, bool) == isinstance(value, bool) and chosen == value
+
+
 def allowed_values(request: PlanRequest, knob: str, values: tuple[object, ...]) -> tuple[object, ...]:
     """Values that the fixed choices leave to a knob.
 
     Raises:
-        InconsistentRequest: none is left.
+        NoValueLeft: none is left.
     """
     left = values
-    for choice in request.fixed:
-        if fnmatchcase(knob, choice.knob):
-            left = tuple(value for value in left if value == choice.value)
-            if not left:
-                raise InconsistentRequest(
-                    f"fixed: {choice.knob} = {choice.value!r} is not possible for {knob}; "
-                    f"possible values: {', '.join(map(str, values))}"
-                )
+    for index, choice in enumerate(request.fixed):
+        if not fnmatchcase(knob, choice.knob):
+            continue
+        before, left = left, tuple(value for value in left if _is_same(choice.value, value))
+        if left:
+            continue
+        if any(_is_same(choice.value, value) for value in values):
+            raise NoValueLeft(
+                f"fixed[{index}]: {choice.knob} = {choice.value!r} contradicts an earlier choice, "
+                f"which fixes {knob} to {before[0]}; drop one of them"
+            )
+        raise NoValueLeft(
+            f"fixed[{index}]: {choice.knob} = {choice.value!r} is not possible for {knob}; "
+            f"possible values: {', '.join(map(str, values))}"
+        )
     return left
 
 
@@ -135,7 +176,17 @@ def _block_paths(model: ModelDescription) -> list[str]:
     for call in model.calls:
         if model.kinds[call.kind].role is CallRole.BLOCK:
             paths[call.path] = paths.get(call.path, 0) + 1
-    return [path for path, runs in paths.items() if runs == 1 and path in with_parameters]
+    return [
+        path
+        for path, runs in paths.items()
+        if runs == 1 and path in with_parameters and not _shares_parameters(model, path)
+    ]
+
+
+def _shares_parameters(model: ModelDescription, path: str) -> bool:
+    """Whether a parameter below `path` is tied to one elsewhere: both must then lie in one unit, the root."""
+    ties = [(name, p.tied_to) for name, p in model.iter_parameters() if p.tied_to is not None]
+    return any(contains(path, name) != contains(path, target) for name, target in ties)
 
 
 def _single(model: ModelDescription, role: CallRole) -> str | None:

@@ -2,8 +2,9 @@
 
 from math import ceil
 
-from planner.candidates import Candidate, candidates
+from planner.candidates import Candidate, NoValueLeft, candidates
 from planner.nodes import find_least_memory, open_candidate
+from planner.refuse import MAX_DEVICES
 from planner.schema import (
     ClusterDescription,
     Infeasibility,
@@ -11,6 +12,7 @@ from planner.schema import (
     MemoryCategory,
     PlanRequest,
 )
+from planner.schema.base import MAX_INTEGER
 from planner.search import Found
 from planner.simulate.predict import predict
 
@@ -29,7 +31,7 @@ _ADVICE = {
     MemoryCategory.UNSHARDED_GRADIENTS: "use smaller units: the gradients of one unit alone are too large",
     MemoryCategory.GATHER_BUFFERS: "use smaller units: one gather buffer alone is too large",
     MemoryCategory.REDUCE_BUFFERS: "use smaller units or a narrower reduce dtype",
-    MemoryCategory.BUFFERS: "the model's registered buffers are replicated on every rank; make them smaller",
+    MemoryCategory.BUFFERS: "registered buffers and the inputs of a step are whole on every rank; make them smaller",
 }
 
 
@@ -42,23 +44,22 @@ def explain_infeasible(request: PlanRequest, found: Found) -> Infeasibility:
     peak = predict(request, decisions).peak
     binding = max(peak.by_category_bytes, key=lambda category: peak.by_category_bytes[category])
     ranks = _fewest_ranks(request)
+    device_bytes = _device_bytes(budget, needed)
     return Infeasibility(
-        reason=(
-            f"every plan needs at least {_gib(needed)} of device memory for tensors, and "
-            f"{_gib(budget.budget_bytes)} are left of {_gib(budget.device_bytes)}; the peak is at {peak.moment}"
-        ),
+        reason=f"{_least(found, needed)} of device memory for tensors, and {_left(budget)}; "
+        f"the peak is at {peak.moment}",
         binding=binding,
         needed_bytes=needed,
         budget_bytes=budget.budget_bytes,
-        smallest_device_memory_bytes=_device_bytes(budget, needed),
+        smallest_device_memory_bytes=device_bytes,
         fewest_ranks=ranks,
         advice=(
             _ADVICE[binding],
-            f"a device with {_gib(_device_bytes(budget, needed))} would do",
+            *(() if device_bytes is None else (f"a device with {_size(device_bytes)} would do",)),
             (
                 f"{ranks} ranks of this device would do"
                 if ranks
-                else f"more ranks alone do not help (tried up to {request.cluster.num_devices * MAX_FACTOR})"
+                else f"more ranks alone do not help (tried up to {_most_ranks(request)})"
             ),
         ),
     )
@@ -66,12 +67,16 @@ def explain_infeasible(request: PlanRequest, found: Found) -> Infeasibility:
 
 def _fewest_ranks(request: PlanRequest) -> int | None:
     factor = 2
-    while factor <= MAX_FACTOR:
+    while request.cluster.num_devices * factor <= _most_ranks(request):
         larger = _scaled(request, factor)
         if _fits(larger):
             return larger.cluster.num_devices
         factor *= 2
     return None
+
+
+def _most_ranks(request: PlanRequest) -> int:
+    return min(MAX_FACTOR * request.cluster.num_devices, MAX_DEVICES)
 
 
 def _fits(request: PlanRequest) -> bool:
@@ -81,7 +86,10 @@ def _fits(request: PlanRequest) -> bool:
 
 
 def _fits_candidate(request: PlanRequest, candidate: Candidate) -> bool:
-    item = open_candidate(request, candidate)
+    try:
+        item = open_candidate(request, candidate)
+    except NoValueLeft:
+        return False
     find_least_memory(item)
     return item.heuristic.feasible
 
@@ -99,12 +107,35 @@ def _scaled(request: PlanRequest, factor: int) -> PlanRequest:
     return request.model_copy(update={"cluster": larger, "workload": workload, "fixed": fixed})
 
 
-def _device_bytes(budget: MemoryBudget, needed: int) -> int:
-    """Device memory whose budget would be `needed`, the reserves being what they are."""
+def _device_bytes(budget: MemoryBudget, needed: int) -> int | None:
+    """Device memory whose budget would be `needed`, the reserves being what they are; None beyond exact numbers."""
     taken = budget.context_bytes + budget.communicators_bytes + budget.other_bytes
-    share = budget.fragmentation_bytes / budget.device_bytes if budget.device_bytes else 0.0
-    return ceil((needed + taken) / (1 - share))
+    share = budget.fragmentation_bytes / budget.device_bytes
+    if share >= 1:
+        return None
+    size = ceil((needed + taken) / (1 - share))
+    return size if size <= MAX_INTEGER else None
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+def _least(found: Found, needed: int) -> str:
+    """What is needed, and whether that is proven."""
+    if any(item.can_fit for item in found.all_candidates):
+        return f"no plan was found that needs less than {_size(needed)}"
+    return f"every plan needs at least {_size(needed)}"
+
+
+def _left(budget: MemoryBudget) -> str:
+    reserves = {
+        "context": budget.context_bytes,
+        "communicators": budget.communicators_bytes,
+        "fragmentation": budget.fragmentation_bytes,
+        "other": budget.other_bytes,
+    }
+    if budget.budget_bytes or sum(reserves.values()) < budget.device_bytes:
+        return f"{_size(budget.budget_bytes)} are left of {_size(budget.device_bytes)}"
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in reserves.items() if size)
+    return f"the reserves take all of the device's {_size(budget.device_bytes)} ({parts})"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**24 else f"{size} bytes"

@@ -47,12 +47,14 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
         for unit in parts.units[1:]
     )
     activation: dict[int, Choice[ActivationPolicy]] = {}
-    if allows(request, ClientFeature.CHECKPOINT_FULL):
-        for call, entry in enumerate(parts.model.calls):
-            if _can_checkpoint(parts, entry):
-                activation[call] = decide(  # type: ignore[assignment]
-                    f"{entry.path}.activation", "activation", (ActivationPolicy.NONE, ActivationPolicy.FULL)
-                )
+    policies = (ActivationPolicy.NONE, ActivationPolicy.FULL)
+    for call, entry in enumerate(parts.model.calls):
+        if _can_checkpoint(parts, entry):
+            activation[call] = decide(  # type: ignore[assignment]
+                f"{entry.path}.activation",
+                "activation",
+                policies if allows(request, ClientFeature.CHECKPOINT_FULL) else policies[:1],
+            )
     depths = (0, *range(1, MAX_DEPTH + 1)) if _prefetches(request, candidate) else (0,)
     forward = decide("forward_prefetch", "forward_prefetch", depths)
     backward = decide("backward_prefetch", "backward_prefetch", tuple(d for d in depths if d != 1))

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from planner.candidates import Candidate
 from planner.costs import CostModel
-from planner.knobs import MAX_DEPTH, decisions_of, open_knobs, prefetch_targets
+from planner.extent import require_exact
+from planner.knobs import MAX_DEPTH, decisions_of, num_micro_batches, open_knobs, prefetch_targets
 from planner.problem import problem_of
 from planner.program.build import StepInputs, build_program
 from planner.program.choices import Choice, Decision
@@ -98,6 +99,8 @@ def open_candidate(request: PlanRequest, candidate: Candidate) -> OpenCandidate:
     )
     knobs, decisions = open_knobs(request, candidate)
     program = build_program(inputs, knobs, costs)
+    optimizer_ns = costs.optimizer_ns(shards)
+    require_exact(program, costs.sources(), num_micro_batches=num_micro_batches(request), optimizer_ns=optimizer_ns)
     problem = problem_of(program, decisions, budget_bytes=costs.budget.budget_bytes)
     return OpenCandidate(
         candidate=candidate,
@@ -105,14 +108,20 @@ def open_candidate(request: PlanRequest, candidate: Candidate) -> OpenCandidate:
         inputs=inputs,
         decisions=decisions,
         problem=problem,
-        optimizer_ns=costs.optimizer_ns(shards),
+        optimizer_ns=optimizer_ns,
         heuristic=Heuristic(problem, seed=request.search.seed),
     )
 
 
 def find_least_memory(item: OpenCandidate) -> None:
-    """Bound the memory of a global choice from below, and offer its heuristic the plan that needs least."""
+    """Bound the memory of a global choice from below, and offer its heuristic the plan that needs least.
+
+    Raises:
+        KeyboardInterrupt: a person stopped it.
+    """
     result = least_memory(item.problem, item.heuristic.best, _LEAST_MEMORY)
+    if result.interrupted:
+        raise KeyboardInterrupt
     item.least_bytes = result.lower_bound
     if result.assignment is not None:
         item.heuristic.offer(result.assignment)

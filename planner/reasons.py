@@ -13,7 +13,7 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
     """Reasons for people; everything in them follows from the search and the predictions."""
     return Reasons(
         binds=_binds(predictions),
-        notes=tuple(_notes(decisions, predictions)),
+        notes=(*_notes(decisions, predictions), *_unused_measurements(request)),
         alternatives=tuple(_alternatives(request, found)),
     )
 
@@ -48,6 +48,32 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
         notes.append(
             f"parameters are sharded over {decisions.mesh.shard} ranks and replicated "
             f"{decisions.mesh.replicate} times"
+        )
+    return notes
+
+
+def _unused_measurements(request: PlanRequest) -> list[str]:
+    """Measurements of calls that the profile has and this plan could not use."""
+    workload, calls = request.workload, request.profile.calls if request.profile else ()
+    unknown = sorted({call.kind for call in calls} - request.model.kinds.keys())
+    elsewhere = {
+        call.kind
+        for call in calls
+        if (call.micro_batch, call.sequence) != (workload.micro_batch, workload.sequence)
+    }
+    here = {
+        call.kind
+        for call in calls
+        if (call.micro_batch, call.sequence) == (workload.micro_batch, workload.sequence)
+    }
+    notes = []
+    if unknown:
+        notes.append(f"the profile measures calls that the model lacks, which were not used: {', '.join(unknown)}")
+    missed = sorted((elsewhere - here) & request.model.kinds.keys())
+    if missed:
+        notes.append(
+            f"the profile measures {', '.join(missed)} only at other sizes than micro-batch "
+            f"{workload.micro_batch} and sequence {workload.sequence}; data sheets were used instead"
         )
     return notes
 

@@ -1,48 +1,127 @@
 """What the contract declares and this planner does not honour is refused with its path, never ignored."""
 
+from collections.abc import Iterator
+
 from planner.schema import (
+    LOSS_PATH,
+    CallKind,
+    DType,
     ElementAtom,
     InconsistentRequest,
     Objective,
     OptimizerGroup,
     OptimizerName,
+    Parameter,
     PlanRequest,
+    Polynomial,
+    Precision,
     UnsupportedField,
 )
 
+MAX_DEVICES = 2**17
+"""Largest world that is planned; costs are worked out group by group, and nothing larger has been built."""
+COMPUTE_DTYPES = frozenset({DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
+"""Element types that autograd and optimizers of torch compute in."""
+REDUCE_DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16})
+"""Reductions that FSDP2 does in one pass; in others it divides before and after them."""
+
 
 def refuse_unsupported(request: PlanRequest) -> None:
-    """Raise UnsupportedField or InconsistentRequest for the first thing that cannot be honoured."""
-    _model(request)
-    _workload(request)
-    _cluster(request)
+    """Raise UnsupportedField or InconsistentRequest for the first thing that cannot be planned."""
+    refuse_unmodelled(request)
     if request.objective is not Objective.STEP_TIME:
         raise UnsupportedField("objective", "minimise 'step_time'; least memory is reported when nothing fits")
     if request.limits.step_time_ns is not None:
         raise UnsupportedField("limits.step_time_ns", "leave it out")
+    if request.warm_start is not None:
+        raise UnsupportedField("warm_start", "leave it out; every search starts afresh")
+
+
+def refuse_unmodelled(request: PlanRequest) -> None:
+    """Raise UnsupportedField or InconsistentRequest for the first thing whose cost cannot be predicted."""
+    _model(request)
+    _parameters(request)
+    _workload(request)
+    _reduction(request)
+    _cluster(request)
 
 
 def _model(request: PlanRequest) -> None:
-    if request.model.states:
+    model = request.model
+    if model.states:
         raise UnsupportedField("model.states[0]", "leave further training states out")
-    if any(tensor.last_call < tensor.first_call for tensor in request.model.shared):
-        raise InconsistentRequest("model.shared: a tensor ends before it begins")
-    for key, kind in request.model.kinds.items():
+    if all(call.path == LOSS_PATH for call in model.calls):
+        raise InconsistentRequest("model.calls: nothing runs; describe the model with an input that it can run on")
+    for key, kind in model.kinds.items():
         if kind.branches:
             raise UnsupportedField(f"model.kinds.{key}.branches", "describe the model with every branch taken")
-    for name, parameter in request.model.iter_parameters():
-        if parameter.atom != ElementAtom():
-            raise UnsupportedField(f"model parameter {name}.atom", "leave atoms out; layouts are even for now")
-        if not parameter.shape:
+    batch, sequence = request.workload.micro_batch, request.workload.sequence
+    for path, polynomial in _polynomials(request):
+        if polynomial.is_negative_at(batch, sequence):
             raise InconsistentRequest(
-                f"model parameter {name} has no dimension, and fully_shard refuses scalars; "
-                "make it a vector of one element"
+                f"model.{path} is below 0 at micro-batch {batch} and sequence {sequence}; describe the model at "
+                "points nearer to these"
             )
-        if not parameter.contiguous:
-            raise InconsistentRequest(
-                f"model parameter {name} is not contiguous, and fully_shard refuses that; "
-                "call .contiguous() when building"
-            )
+
+
+def _polynomials(request: PlanRequest) -> Iterator[tuple[str, Polynomial]]:
+    model = request.model
+    yield "inputs_bytes", model.inputs_bytes
+    for index, tensor in enumerate(model.shared):
+        yield f"shared[{index}].size_bytes", tensor.size_bytes
+    for key, kind in model.kinds.items():
+        for path, polynomial in _kind_polynomials(kind):
+            yield f"kinds.{key}.{path}", polynomial
+
+
+def _kind_polynomials(kind: CallKind) -> Iterator[tuple[str, Polynomial]]:
+    for index, region in enumerate(kind.regions):
+        for name, work in (
+            ("forward", region.forward),
+            ("backward", region.backward),
+            ("recompute", region.recompute),
+        ):
+            yield f"regions[{index}].{name}.flops", work.flops
+            yield f"regions[{index}].{name}.moved_bytes", work.moved_bytes
+    for policy, liveness in (("none", kind.none), ("full", kind.full)):
+        if liveness is None:
+            continue
+        for index, tensor in enumerate(liveness.saved):
+            yield f"{policy}.saved[{index}].size_bytes", tensor.size_bytes
+        for name, moments in (("forward", liveness.forward), ("backward", liveness.backward)):
+            for index, moment in enumerate(moments):
+                yield f"{policy}.{name}[{index}].live_bytes", moment.live_bytes
+
+
+def _parameters(request: PlanRequest) -> None:
+    parameters = request.model.iter_parameters()
+    if not parameters:
+        raise InconsistentRequest("model.modules: the model has no parameters, so there is nothing to shard")
+    for name, parameter in parameters:
+        _parameter(f"model parameter {name}", parameter)
+
+
+def _parameter(title: str, parameter: Parameter) -> None:
+    if parameter.atom != ElementAtom():
+        raise UnsupportedField(f"{title}.atom", "leave atoms out; layouts are even for now")
+    if parameter.optimizer_group != "default":
+        raise UnsupportedField(
+            f"{title}.optimizer_group", "leave it out and give workload.optimizer_groups globs over names"
+        )
+    if not parameter.shape:
+        raise InconsistentRequest(
+            f"{title} has no dimension, and fully_shard refuses scalars; make it a vector of one element"
+        )
+    if not parameter.num_elements:
+        raise UnsupportedField(f"{title}.shape", "a parameter without elements has no place in a plan; remove it")
+    if not parameter.contiguous:
+        raise InconsistentRequest(
+            f"{title} is not contiguous, and fully_shard refuses that; call .contiguous() when building"
+        )
+    if parameter.requires_grad and parameter.dtype not in COMPUTE_DTYPES:
+        raise UnsupportedField(
+            f"{title}.dtype", f"{parameter.dtype} cannot be trained; freeze it, or store it in a wider type"
+        )
 
 
 def _workload(request: PlanRequest) -> None:
@@ -57,6 +136,25 @@ def _workload(request: PlanRequest) -> None:
     major, _, minor = workload.torch_version.partition(".")
     if not (major == "2" and minor.split(".")[0] in ("11", "12", "13")):
         raise UnsupportedField("workload.torch_version", "this planner knows FSDP2 of torch 2.11, 2.12 and 2.13")
+    for field in ("param_dtype", "output_dtype"):
+        dtype = getattr(workload.precision, field)
+        if dtype is not None and dtype not in COMPUTE_DTYPES:
+            raise UnsupportedField(f"workload.precision.{field}", f"use 'bfloat16' or 'float32', not '{dtype}'")
+
+
+def _reduction(request: PlanRequest) -> None:
+    precision = request.workload.precision
+    for name, parameter in request.model.iter_parameters():
+        if not parameter.requires_grad:
+            continue
+        dtype = _reduced_in(parameter, precision)
+        if dtype not in REDUCE_DTYPES:
+            why = "" if precision.reduce_dtype else f" (the gradient of {name!r} would be reduced in {dtype})"
+            raise UnsupportedField("workload.precision.reduce_dtype", f"use 'float32' or 'bfloat16'{why}")
+
+
+def _reduced_in(parameter: Parameter, precision: Precision) -> DType:
+    return precision.reduce_dtype or precision.param_dtype or parameter.dtype
 
 
 def _optimizer(path: str, group: OptimizerGroup) -> None:
@@ -67,8 +165,23 @@ def _optimizer(path: str, group: OptimizerGroup) -> None:
         raise UnsupportedField(
             f"{path}.implementation", "torch's fused SGD takes no sharded parameters; use 'foreach'"
         )
+    if group.state_dtype is not None and group.state_dtype not in COMPUTE_DTYPES:
+        raise UnsupportedField(f"{path}.state_dtype", "use a floating type of 16 bits or more, or 'adamw_8bit'")
 
 
 def _cluster(request: PlanRequest) -> None:
-    if request.cluster.tenancy.bandwidth_share <= 0:
+    cluster = request.cluster
+    if cluster.tenancy.bandwidth_share <= 0:
         raise InconsistentRequest("cluster.tenancy.bandwidth_share must be above 0")
+    if not cluster.tenancy.exclusive and cluster.tenancy.bandwidth_share == 1:
+        raise InconsistentRequest(
+            "cluster.tenancy: exclusive is false, but bandwidth_share leaves nothing to other jobs; give a share "
+            "below 1"
+        )
+    if cluster.reserve.fragmentation >= 1:
+        raise InconsistentRequest("cluster.reserve.fragmentation takes all of the device; give a share below 1")
+    if cluster.num_devices > MAX_DEVICES:
+        raise InconsistentRequest(
+            f"cluster.node_groups: {cluster.num_devices} devices are more than the {MAX_DEVICES} that can be "
+            "planned; correct num_nodes and devices_per_node"
+        )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from planner.candidates import candidates, refuse_unknown_knobs
+from planner.candidates import NoValueLeft, candidates, refuse_unknown_knobs
 from planner.knobs import knob_names, num_micro_batches
 from planner.nodes import Node, OpenCandidate, find_least_memory, first_nodes, open_candidate, split
 from planner.schema import PlanRequest
@@ -72,6 +72,8 @@ class _Search:
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
+    all_open: bool = False
+    """Every global choice has its nodes; before, nothing bounds the step time."""
 
     def run(self) -> Found:
         try:
@@ -79,9 +81,9 @@ class _Search:
             self._improve()
             self._prove()
         except KeyboardInterrupt:
-            if self.best is None:
-                raise
             self.interrupted = True
+        if self.interrupted and self.best is None:
+            raise KeyboardInterrupt
         self._tidy()
         return Found(
             best=self.best,
@@ -96,9 +98,17 @@ class _Search:
 
     def _open_all(self) -> None:
         knobs: set[str] = set()
+        refusals: list[NoValueLeft] = []
         for candidate in candidates(self.request):
-            item = open_candidate(self.request, candidate)
+            if self._is_late():
+                self.struck = True
+                return
             knobs.update(knob_names(candidate))
+            try:
+                item = open_candidate(self.request, candidate)
+            except NoValueLeft as refusal:
+                refusals.append(refusal)
+                continue
             item.heuristic.sketch(max_evaluations=SKETCH_EVALUATIONS)
             if not item.heuristic.feasible:
                 find_least_memory(item)
@@ -107,8 +117,15 @@ class _Search:
                 self._offer(item, item.heuristic.best, item.heuristic.evaluation.makespan)
             self._report(f"trying {candidate.label}")
         refuse_unknown_knobs(self.request.fixed, knobs)
+        if not self.items:
+            raise refusals[0]
         self.items.sort(key=lambda item: (not item.heuristic.feasible, self._step_ns(item)))
         self.nodes = [node for item in self.items if item.can_fit for node in first_nodes(self.request, item)]
+        self.all_open = True
+
+    def _is_late(self) -> bool:
+        """Whether the wall clock struck; the first plan is always waited for."""
+        return self.best is not None and monotonic() - self.started > self.request.search.wall_clock_s
 
     def _improve(self) -> None:
         for item in [item for item in self.items if item.can_fit][:NUM_IMPROVED]:
@@ -205,6 +222,8 @@ class _Search:
         self.micro_batch_ns = self.best.heuristic.evaluate(self.assignment).makespan
 
     def _bound(self) -> int:
+        if not self.all_open:
+            return 0
         incumbent = self._incumbent()
         bounds = [self._bound_of(node) for node in self.nodes]
         return min([*bounds, *(() if incumbent is None else (incumbent,))], default=0)
@@ -215,7 +234,7 @@ class _Search:
                 Progress(
                     elapsed_s=monotonic() - self.started,
                     incumbent_ns=self._incumbent(),
-                    bound_ns=self._bound() if self.nodes else None,
+                    bound_ns=self._bound() if self.all_open else None,
                     message=message,
                 )
             )

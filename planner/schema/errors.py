@@ -26,7 +26,10 @@ class InvalidDocument(ShardwrightError):
     @classmethod
     def from_pydantic(cls, error: ValidationError, *, kind: str, source: str) -> Self:
         """Turn pydantic's report into one readable message."""
-        problems = tuple((_json_path(item["loc"]), item["msg"]) for item in error.errors(include_url=False))
+        problems = tuple(
+            (_json_path(item["loc"]), item["msg"].removeprefix("Value error, "))
+            for item in error.errors(include_url=False)
+        )
         shown = "; ".join(f"{path or '(document)'}: {message}" for path, message in problems[:5])
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         return cls(f"{source} is not a valid {kind}: {shown}{more}", problems=problems)

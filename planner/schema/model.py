@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from planner.schema.atom import Atom, ElementAtom
 from planner.schema.base import (
+    MAX_INTEGER,
     Bytes,
     Count,
     Document,
@@ -26,6 +27,7 @@ from planner.schema.base import (
     Positive,
     Sha256,
 )
+from planner.schema.consistency import require_references, require_sound_kinds, require_sound_ties
 from planner.schema.polynomial import Polynomial
 
 
@@ -41,6 +43,12 @@ class Parameter(Part):
     optimizer_group: Name = "default"
     atom: Atom = ElementAtom()
     contiguous: bool = True
+
+    @model_validator(mode="after")
+    def _size_is_exact(self) -> Self:
+        if self.size_bytes > MAX_INTEGER:
+            raise ValueError(f"shape {list(self.shape)} takes more than 2^53 - 1 bytes")
+        return self
 
     @property
     def num_elements(self) -> int:
@@ -261,35 +269,10 @@ class ModelDescription(Document):
     torch_version: str = ""
 
     @model_validator(mode="after")
-    def _references_exist(self) -> Self:
-        for index, module in enumerate(self.modules):
-            if module.parameters not in self.parameter_sets:
-                raise ValueError(f"modules[{index}].parameters: no parameter set {module.parameters!r}")
-        for index, call in enumerate(self.calls):
-            if call.kind not in self.kinds:
-                raise ValueError(f"calls[{index}].kind: no kind {call.kind!r}")
-        for index, tensor in enumerate(self.shared):
-            if not tensor.first_call <= tensor.last_call < len(self.calls):
-                raise ValueError(f"shared[{index}]: calls {tensor.first_call}..{tensor.last_call} do not exist")
-        return self
-
-    @model_validator(mode="after")
-    def _names_are_unique_and_ties_end(self) -> Self:
-        ties: dict[str, str | None] = {}
-        for name, parameter in self.iter_parameters():
-            if name in ties:
-                raise ValueError(f"parameter {name!r} is listed twice; every full name must be unique")
-            ties[name] = parameter.tied_to
-        for name, target in ties.items():
-            if target is None:
-                continue
-            if target not in ties:
-                raise ValueError(f"parameter {name!r} is tied to {target!r}, which does not exist")
-            if ties[target] is not None:
-                raise ValueError(
-                    f"parameter {name!r} is tied to {target!r}, which is itself tied to {ties[target]!r}; "
-                    "tie every copy to the first parameter directly"
-                )
+    def _parts_agree(self) -> Self:
+        require_references(self)
+        require_sound_ties(self.iter_parameters())
+        require_sound_kinds(self)
         return self
 
     def iter_parameters(self) -> list[tuple[str, Parameter]]:

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planner.schema.base import Part
+from planner.schema.base import MAX_INTEGER, Part
 
-Coefficient = Annotated[int | float, Field(allow_inf_nan=False)]
+Coefficient = Annotated[int | float, Field(ge=-MAX_INTEGER, le=MAX_INTEGER, allow_inf_nan=False)]
 
 
 class Polynomial(Part):
@@ -26,15 +26,22 @@ class Polynomial(Part):
 
     def at(self, micro_batch: int, sequence: int) -> int:
         """Value at a point, rounded to an integer and never negative."""
-        value = (
-            self.one
-            + self.b * micro_batch
-            + self.s * sequence
-            + self.bs * micro_batch * sequence
-            + self.ss * sequence * sequence
-            + self.bss * micro_batch * sequence * sequence
+        return max(0, round(sum(self._terms(micro_batch, sequence))))
+
+    def is_negative_at(self, micro_batch: int, sequence: int) -> bool:
+        """Whether the value at a point is below 0 by more than rounding."""
+        terms = self._terms(micro_batch, sequence)
+        return sum(terms) < -max(0.5, 1e-6 * sum(map(abs, terms)))
+
+    def _terms(self, micro_batch: int, sequence: int) -> tuple[int | float, ...]:
+        return (
+            self.one,
+            self.b * micro_batch,
+            self.s * sequence,
+            self.bs * micro_batch * sequence,
+            self.ss * sequence * sequence,
+            self.bss * micro_batch * sequence * sequence,
         )
-        return max(0, round(value))
 
     def __bool__(self) -> bool:
         return any((self.one, self.b, self.s, self.bs, self.ss, self.bss))

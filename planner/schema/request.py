@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planner.schema.base import Bytes, Document, Nanoseconds, Part, Positive, Sha256
+from planner.schema.base import MAX_INTEGER, Bytes, Document, Nanoseconds, Part, Positive, Sha256
 from planner.schema.cluster import ClusterDescription
 from planner.schema.model import ModelDescription
 from planner.schema.profile import Profile
@@ -47,7 +47,7 @@ class FixedChoice(Part):
     """A decision taken by the user; `knob` is e.g. `layers.*.reshard_after_forward`."""
 
     knob: Annotated[str, Field(min_length=1, max_length=500)]
-    value: bool | int | str
+    value: bool | Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] | str
 
 
 class SearchLimits(Part):

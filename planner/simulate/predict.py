@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from planner.costs import CostModel
+from planner.extent import require_exact
 from planner.program.build import build_program
 from planner.program.events import OperationKind, Program
 from planner.program.inputs import knobs_of, local_shards, partition_of, precision_of, step_inputs
 from planner.program.units import Partition
+from planner.refuse import refuse_unmodelled
 from planner.schema import (
     Decisions,
     InconsistentRequest,
@@ -42,8 +44,9 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
 
     Raises:
         InconsistentRequest: decisions and request contradict each other.
-        UnsupportedField: the decisions use a knob that is not modelled.
+        UnsupportedField: the request or the decisions use a knob that is not modelled.
     """
+    refuse_unmodelled(request)
     _require_matching_batch(request, decisions)
     workload = request.workload.model_copy(
         update={"micro_batch": decisions.micro_batch, "precision": precision_of(decisions)}
@@ -59,6 +62,12 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
         optimizer_transient_bytes=costs.optimizer_transient_bytes(shards),
     )
     program = build_program(inputs, knobs_of(decisions, parts), costs)
+    require_exact(
+        program,
+        costs.sources(),
+        num_micro_batches=decisions.num_micro_batches,
+        optimizer_ns=costs.optimizer_ns(shards),
+    )
     return PlanProgram(program=program, partition=parts, costs=costs)
 
 

@@ -13,6 +13,7 @@ from runtime_client.apply import AppliedPlan, apply_decisions
 from runtime_client.describe.example import TrainingExample
 from runtime_client.describe.kernels import AcceleratorKernels, ZeroScalars, eager_masks
 from runtime_client.dryrun.fake_world import fake_world
+from runtime_client.dryrun.host_data import TensorsFromData
 from runtime_client.dryrun.host_reads import PlausibleReads
 from runtime_client.dryrun.optimizer import build_optimizers
 
@@ -62,6 +63,7 @@ def rehearse(
     """Build and shard the model as rank 0 of `decisions.mesh`, on a device of `device_type`."""
     with (
         fake_world(decisions.mesh, device_type) as mesh,
+        TensorsFromData(),
         _default_device(device_type),
         torch.autograd.set_multithreading_enabled(False),  # an engine thread would outlive the interpreter
         AcceleratorKernels(),

@@ -63,7 +63,7 @@ def prove(
         status == cp_model.FEASIBLE
         and solver.objective_value - solver.best_objective_bound > limits.relative_gap * solver.objective_value
     )
-    interrupted = unfinished and not struck and spent < 0.9 * limits.deterministic_time
+    interrupted = unfinished and _was_interrupted(solver, limits)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         assignment = read_assignment(built, solver)
         return Result(
@@ -104,15 +104,24 @@ def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
             evaluation=None,
             lower_bound=0,
             deterministic_time=0.0,
+            interrupted=status == cp_model.UNKNOWN and _was_interrupted(solver, limits),
         )
     assignment = read_assignment(built, solver)
+    stopped = status == cp_model.FEASIBLE and _was_interrupted(solver, limits)
     return Result(
         status="optimal" if status == cp_model.OPTIMAL else "bounded",
         assignment=assignment,
         evaluation=Evaluator(problem).evaluate(assignment),
         lower_bound=round(solver.best_objective_bound),
         deterministic_time=0.0,
+        interrupted=stopped,
     )
+
+
+def _was_interrupted(solver: cp_model.CpSolver, limits: Limits) -> bool:
+    """Whether a run without a result ended before its limits: CP-SAT takes SIGINT for itself and says nothing."""
+    is_early = solver.deterministic_time < 0.9 * limits.deterministic_time
+    return is_early and solver.wall_time < limits.wall_clock_s
 
 
 def read_assignment(built: ScheduleModel, solver: cp_model.CpSolver) -> Assignment:
