@@ -31,7 +31,7 @@ _ADVICE = {
     MemoryCategory.UNSHARDED_GRADIENTS: "use smaller units: the gradients of one unit alone are too large",
     MemoryCategory.GATHER_BUFFERS: "use smaller units: one gather buffer alone is too large",
     MemoryCategory.REDUCE_BUFFERS: "use smaller units or a narrower reduce dtype",
-    MemoryCategory.BUFFERS: "registered buffers and the inputs of a step are whole on every rank; make them smaller",
+    MemoryCategory.BUFFERS: "registered buffers and inputs are whole on every rank; make them smaller",
 }
 
 
