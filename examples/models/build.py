@@ -3,6 +3,7 @@
 The numbers are the published architectures; nothing is downloaded.
 """
 
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -116,6 +117,12 @@ def build(name: str) -> ModelDescription:
     return describe(shipped.build, name=name, micro_batch=shipped.micro_batch, sequence=shipped.sequence)
 
 
+def _peak_resident_bytes() -> int:
+    """Of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def main() -> None:
     """Write the descriptions named on the command line, or all."""
     for name in sys.argv[1:] or SHIPPED:
@@ -126,7 +133,8 @@ def main() -> None:
         print(
             f"{path.name}: {model.num_parameters:,} parameters, {len(model.calls)} calls of "
             f"{len(model.kinds)} kinds, {path.stat().st_size / 1000:.0f} kB, "
-            f"{time.process_time() - start:.1f} s of CPU (torch {torch.__version__})"
+            f"{time.process_time() - start:.1f} s of CPU, {_peak_resident_bytes() / 2**30:.2f} GiB resident "
+            f"(torch {torch.__version__})"
         )
 
 
