@@ -8,10 +8,10 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test check format schema clean
+.PHONY: help demo install test verify-program check format schema clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 demo: $(STAMPS)/cli ## Plan Llama-3-8B on 8 x H100 and print why (no torch, no GPU)
 	@$(BIN)/shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64
@@ -20,6 +20,9 @@ install: $(STAMPS)/dev ## Make the virtual environment for development
 
 test: $(STAMPS)/dev ## Run the tests
 	@$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+verify-program: $(STAMPS)/dev ## Compare predicted programs with the real FSDP2 code (resumable, VERIFY_ARGS=--again)
+	@$(BIN)/python -m benchmarks.program_matrix $(VERIFY_ARGS)
 
 check: $(STAMPS)/dev ## Lint, format check, types, import rules, JSON schemas
 	@$(BIN)/ruff check .

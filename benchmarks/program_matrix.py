@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from benchmarks import small_models
@@ -40,6 +41,7 @@ from runtime_client.dryrun.compare import Comparison, compare
 OUTPUT = Path(__file__).parents[1] / "docs" / "measurements" / "program" / "matrix.jsonl"
 BATCH = 8
 """Configurations for each process that dry-runs: starting one costs seconds, an interruption loses one batch."""
+NUM_DRAWN = 50
 NUM_SHOWN = 5
 NUM_LETTERS = 300
 
@@ -60,6 +62,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "checkpoint": ("none", "all", "second"),
     "forward_prefetch": (0, 1, 2, 3),
     "backward_prefetch": (0, 1, 2, 3),
+    "root_prefetch": (0, 2),
     "own_embedding": (False, True),
     "tail": ("root", "unit", "units"),
     "blocks_per_unit": (1, 2),
@@ -84,6 +87,8 @@ class Configuration:
     """Blocks: none, all, second (every second one)."""
     forward_prefetch: int = 0
     backward_prefetch: int = 0
+    root_prefetch: int = 0
+    """Blocks that the root gathers ahead: the first ones in forward, the last ones in backward."""
     own_embedding: bool = False
     tail: str = "root"
     """Norm and head: in the root, one unit, or two units."""
@@ -114,7 +119,7 @@ class Configuration:
         checkpointed = paths[::every] if self.checkpoint != "none" else ()
         return Decisions(
             mesh=MeshPlan(replicate=self.mesh[0], shard=self.mesh[1]),
-            units=(*self._units(), UnitPlan(modules=("",), reshard_after_forward=self.root_reshard)),
+            units=(*self._units(), self._root()),
             activations=tuple(ActivationPlan(module=path, policy=ActivationPolicy.FULL) for path in checkpointed),
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
@@ -124,9 +129,21 @@ class Configuration:
             runtime=RuntimeKnobs(reduce_scatter_max_input_buffers=self.reduce_buffers),
         )
 
-    def _units(self) -> Iterator[UnitPlan]:
+    def _groups(self) -> list[tuple[str, ...]]:
         size, paths = self.blocks_per_unit, self.parts.blocks
-        groups = [paths[start : start + size] for start in range(0, len(paths), size)]
+        return [paths[start : start + size] for start in range(0, len(paths), size)]
+
+    def _root(self) -> UnitPlan:
+        firsts = [group[0] for group in self._groups()]
+        return UnitPlan(
+            modules=("",),
+            reshard_after_forward=self.root_reshard,
+            forward_prefetch=tuple(firsts[: self.root_prefetch]),
+            backward_prefetch=tuple(firsts[::-1][: self.root_prefetch]),
+        )
+
+    def _units(self) -> Iterator[UnitPlan]:
+        groups = self._groups()
         firsts = [group[0] for group in groups]
         for index, group in enumerate(groups):
             kept = self.reshard == "keep" or (self.reshard == "mixed" and index % 2 == 1)
@@ -195,11 +212,17 @@ def _gain(chosen: dict[str, int], name: str, index: int, open_pairs: set[Any]) -
     return sum(pair in open_pairs for pair in pairs)
 
 
-def configurations() -> list[Configuration]:
-    """Every model as it is, every knob alone on Llama, then the pairwise cover."""
+def drawn(num: int, seed: int = 0) -> list[Configuration]:
+    """Configurations with every knob drawn on its own."""
+    random = Random(seed)
+    return [Configuration(**{name: random.choice(values) for name, values in KNOBS.items()}) for _ in range(num)]
+
+
+def configurations(num_drawn: int = NUM_DRAWN) -> list[Configuration]:
+    """Every model as it is, every knob alone on Llama, the pairwise cover, then drawn ones."""
     single = [Configuration(model=model) for model in MODELS]
     single += [Configuration(**{name: value}) for name, values in KNOBS.items() for value in values]
-    return list(dict.fromkeys(map(_runnable, [*single, *pairwise_cover(KNOBS)])))
+    return list(dict.fromkeys(map(_runnable, [*single, *pairwise_cover(KNOBS), *drawn(num_drawn)])))
 
 
 def _runnable(configuration: Configuration) -> Configuration:
@@ -213,7 +236,7 @@ def result(configuration: Configuration, predicted: Outline, recorded: Outline) 
     found: Comparison = compare(predicted, recorded)
     return {
         "equal": found.equal,
-        "operations": found.recorded_counts.total(),
+        "operations": sum(tally.num_operations[1] for tally in found.tallies),
         "edges": found.num_edges[1],
         "kernels": [_num_kernels(predicted), _num_kernels(recorded)],
         "differences": {kind.name.lower(): n for kind, n in Counter(d.kind for d in found.differences).items()},
@@ -247,6 +270,7 @@ def run_batch(batch: Sequence[Configuration]) -> Iterator[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="configurations whose name contains this text")
+    parser.add_argument("--drawn", type=int, default=NUM_DRAWN, help="configurations drawn beside the cover")
     parser.add_argument("--again", action="store_true", help="also those that this commit has results of")
     parser.add_argument("--minutes", type=float, default=None, help="stop after the batch that passes this time")
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -254,7 +278,7 @@ def main() -> int:
     started = time.monotonic()
     where = provenance()
     done = set() if arguments.again else _done(arguments.output, str(where["commit"]))
-    wanted = [one for one in configurations() if arguments.only in one.name and one.name not in done]
+    wanted = [one for one in configurations(arguments.drawn) if arguments.only in one.name and one.name not in done]
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     counted: Counter[str] = Counter()
     for start in range(0, len(wanted), BATCH):

@@ -179,7 +179,10 @@ def _block_paths(model: ModelDescription) -> list[str]:
     return [
         path
         for path, runs in paths.items()
-        if runs == 1 and path in with_parameters and not _shares_parameters(model, path)
+        if runs == 1
+        and path in with_parameters
+        and not _shares_parameters(model, path)
+        and not any(contains(other, path) for other in paths if other != path)
     ]
 
 
@@ -203,7 +206,8 @@ def _owns_parameters(model: ModelDescription, path: str) -> bool:
     own = [module for module in model.modules if module.path == path]
     parameters = [p for module in own for p in model.parameter_sets[module.parameters]]
     names = {f"{path}.{parameter.name}" for parameter in parameters}
-    return bool(parameters) and not (names & tied) and all(p.tied_to is None for p in parameters)
+    is_apart = not any(contains(block, path) or contains(path, block) for block in _block_paths(model))
+    return is_apart and bool(parameters) and not (names & tied) and all(p.tied_to is None for p in parameters)
 
 
 def _embedding(model: ModelDescription) -> tuple[str, ...] | None:

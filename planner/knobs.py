@@ -5,7 +5,7 @@ from typing import TypeVar
 from planner.candidates import Candidate, allowed_values, allows
 from planner.program.build import Knobs, PrefetchTargets
 from planner.program.choices import Choice, Decision
-from planner.program.units import ROOT, Partition
+from planner.program.units import ROOT, Partition, Pass
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -99,10 +99,13 @@ def _targets(parts: Partition, depth: Choice[object], *, ahead: bool) -> Choice[
 
 
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:
-    """Per unit, the next `depth` units in the order of the pass; nothing at depth 0 (FSDP2's default)."""
+    """Per unit, the next `depth` units in the order of the pass; nothing at depth 0 (FSDP2's default).
+
+    Units whose output requires no grad have no backward, so nothing gathers them there.
+    """
     if not depth:
         return ()
-    order = [run.unit for run in parts.passes]
+    order = [run.unit for run in parts.passes if ahead or _has_backward(parts, run)]
     if not ahead:
         order.reverse()
     lists: list[tuple[int, ...]] = [()] * len(parts.units)
@@ -110,6 +113,10 @@ def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTa
     for position, unit in enumerate(order):
         lists[unit] = tuple(order[position + 1 : position + 1 + depth])
     return tuple(lists)
+
+
+def _has_backward(parts: Partition, run: Pass) -> bool:
+    return parts.model.kinds[parts.model.calls[run.last].kind].output_requires_grad
 
 
 def decisions_of(

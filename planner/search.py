@@ -72,6 +72,8 @@ class _Search:
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
+    attempted: set[int] = field(default_factory=set)
+    """Identities of the items that CP-SAT worked on."""
     all_open: bool = False
     """Every global choice has its nodes; before, nothing bounds the step time."""
 
@@ -90,7 +92,7 @@ class _Search:
             assignment=self.assignment,
             lower_bound_ns=self._bound(),
             all_candidates=tuple(self.items),
-            num_pruned=len(self.items) - len({id(node.item) for node in self.nodes if node.attempts}),
+            num_pruned=self._num_pruned(),
             deterministic_time=round(self.spent, 6),
             wall_clock_struck=self.struck,
             interrupted=self.interrupted,
@@ -160,6 +162,7 @@ class _Search:
             on_progress=lambda *_: self._report(f"proving {label}"),
         )
         node.attempts += 1
+        self.attempted.add(id(node.item))
         self._account(node, result)
         if node.is_relaxed and node.is_finished and self._worth_solving(node):
             self.nodes.remove(node)
@@ -212,6 +215,13 @@ class _Search:
         target = self._target(node.item)
         solved = node.is_finished and not node.is_relaxed
         return not (solved or node.is_empty) and (target is None or node.lower_bound <= target)
+
+    def _num_pruned(self) -> int:
+        """Global choices that were never tried to prove and need not be."""
+        if not self.all_open:
+            return 0
+        waiting = {id(node.item) for node in self.nodes if self._worth_solving(node)}
+        return sum(id(item) not in self.attempted | waiting for item in self.items)
 
     def _tidy(self) -> None:
         """Spend half of the accepted gap on a plan that a person can read."""

@@ -2,6 +2,7 @@
 
 import sys
 
+_INTERRUPTED = 130
 _NEEDS_CLI = "error: the command line needs further packages; install them with: pip install 'shardwright[cli]'"
 
 
@@ -22,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(_NEEDS_CLI, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     words = sys.argv[1:] if arguments is None else arguments
     try:
         app(words or ["--help"], prog_name="shardwright")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from api.cli.requests import parse_value
+from api.cli.requests import parse_value, refusals_of
 from planner.program.units import partition
 from planner.schema import (
     ActivationPlan,
@@ -40,6 +40,10 @@ class ByHand:
         Raises:
             ShardwrightError: a value is not understood, or degrees do not divide.
         """
+        with refusals_of("set of decisions"):
+            return self._decisions(request)
+
+    def _decisions(self, request: PlanRequest) -> Decisions:
         world = request.cluster.num_devices
         workload = request.workload
         shard = world if self.shard is None else self.shard
@@ -73,6 +77,8 @@ class ByHand:
         reshard = parse_value(self.reshard)
         if isinstance(reshard, str) or (not isinstance(reshard, bool) and reshard < 1):
             raise InvalidDocument(f"--reshard {self.reshard!r} is not true, false or a number of ranks")
+        if self.prefetch < 0:
+            raise InvalidDocument(f"--prefetch {self.prefetch} is below 0; 0 leaves prefetching to FSDP2")
         further = [tuple(path.strip() for path in text.split(",")) for text in self.units]
         return (
             *(

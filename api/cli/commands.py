@@ -6,11 +6,13 @@ from api.cli.catalog import catalog
 from api.cli.check import check
 from api.cli.describe import describe
 from api.cli.diff import diff
+from api.cli.dryrun import dryrun
 from api.cli.failures import Commands
 from api.cli.plan import plan
 from api.cli.schema import schema
 from api.cli.serve import serve
 from api.cli.simulate import simulate
+from api.cli.timeline import timeline
 from api.cli.version import version
 
 app = typer.Typer(
@@ -32,6 +34,8 @@ app.command(rich_help_panel=_PLANNING)(plan)
 app.command(rich_help_panel=_PLANNING)(simulate)
 app.command(rich_help_panel=_PLANNING)(check)
 app.command(rich_help_panel=_PLANNING)(diff)
+app.command(rich_help_panel=_PLANNING)(timeline)
+app.command(rich_help_panel=_PLANNING)(dryrun)
 app.command(rich_help_panel=_DESCRIBING)(describe)
 app.command(rich_help_panel=_DESCRIBING)(catalog)
 app.command(rich_help_panel=_DESCRIBING)(schema)

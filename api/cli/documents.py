@@ -95,9 +95,21 @@ def read_text(path: Path) -> str:
         OSError: the file cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidDocument(f"{path} is not UTF-8 text; expected a JSON document") from None
+
+
+def require_place(path: Path) -> None:
+    """Refuse a place where no document can be written, before any work is done for it.
+
+    Raises:
+        OSError: the folder does not exist, or the place is a folder itself.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(21, "is a folder; name a file in it", str(path))
+    if not path.resolve().parent.is_dir():
+        raise FileNotFoundError(2, "no such folder to write to", str(path.parent))
 
 
 def write_document(document: Document, path: Path) -> None:
@@ -138,6 +150,10 @@ def _json_object(text: str, path: Path) -> dict[str, object]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise InvalidDocument(f"{path} is not JSON: line {error.lineno}, {error.msg.lower()}") from None
+    except (ValueError, RecursionError):
+        raise InvalidDocument(
+            f"{path} is no document of ours: it is nested too deep, or has too long a number"
+        ) from None
     if not isinstance(value, dict):
         raise InvalidDocument(f"{path} holds {type(value).__name__}; expected a JSON object")
     return value

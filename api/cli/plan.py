@@ -34,13 +34,15 @@ def plan(
 
     Exit codes: 0 a plan, 2 an error in what you gave, 3 nothing fits. Ctrl-C keeps the best plan found so far.
     """
+    from api.cli.documents import require_place, write_document
+
+    for place in (output, save_request):
+        if place is not None:
+            require_place(place)
     request = options.to_request()
     if save_request is not None:
-        from api.cli.documents import write_document
-
         write_document(request, save_request)
 
-    from api.cli.documents import write_document
     from api.cli.progress import ProgressLine
     from api.cli.render.console import show, stderr
     from api.cli.render.plan_page import plan_page

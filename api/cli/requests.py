@@ -1,6 +1,9 @@
 """From options to a request."""
 
+import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from api.cli.documents import load_cluster, load_model, load_profile, read_document
@@ -47,16 +50,32 @@ def request_of(options: "RequestOptions") -> PlanRequest:
                 "leave one of them out"
             )
         return read_document(PlanRequest, options.request)
-    return PlanRequest(
-        model=load_model(_required(options.model, "MODEL")),
-        cluster=load_cluster(_required(options.cluster, "CLUSTER")),
-        workload=_workload(options),
-        profile=load_profile(options.profile) if options.profile is not None else None,
-        objective=Objective.STEP_TIME if options.objective == "step-time" else Objective.PEAK_MEMORY,
-        limits=Limits(memory_bytes=parse_size(options.budget) if options.budget is not None else None),
-        fixed=tuple(parse_choice(text) for text in options.fix or ()),
-        search=_search(options),
-    )
+    with refusals_of("request"):
+        return PlanRequest(
+            model=load_model(_required(options.model, "MODEL")),
+            cluster=load_cluster(_required(options.cluster, "CLUSTER")),
+            workload=_workload(options),
+            profile=load_profile(options.profile) if options.profile is not None else None,
+            objective=Objective.STEP_TIME if options.objective == "step-time" else Objective.PEAK_MEMORY,
+            limits=_limits(options),
+            fixed=tuple(parse_choice(text) for text in options.fix or ()),
+            search=_search(options),
+        )
+
+
+@contextmanager
+def refusals_of(kind: str) -> Iterator[None]:
+    """What the contract refuses in options, as an error that the user can mend.
+
+    Raises:
+        InvalidDocument: the block made a part of a document with a value that it cannot have.
+    """
+    from pydantic import ValidationError
+
+    try:
+        yield
+    except ValidationError as error:
+        raise InvalidDocument.from_pydantic(error, kind=kind, source="the command line") from None
 
 
 def parse_size(text: str) -> int:
@@ -67,9 +86,10 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = _UNIT_BYTES.get(match[2].lower()) if match else None
-    if match is None or unit is None:
+    size = float(match[1]) * unit if match and unit else math.inf
+    if math.isinf(size):
         raise InvalidDocument(f"--budget {text!r} is not a size; write a number and a unit, e.g. 70GiB or 80GB")
-    return int(float(match[1]) * unit)
+    return int(size)
 
 
 def parse_choice(text: str) -> FixedChoice:
@@ -81,14 +101,15 @@ def parse_choice(text: str) -> FixedChoice:
     knob, separator, value = text.partition("=")
     if not separator or not knob.strip():
         raise InvalidDocument(f"--fix {text!r} lacks a value; write KNOB=VALUE, e.g. mesh.shard=8")
-    return FixedChoice(knob=knob.strip(), value=parse_value(value.strip()))
+    with refusals_of(f"choice {text!a}"):
+        return FixedChoice(knob=knob.strip(), value=parse_value(value.strip()))
 
 
 def parse_value(text: str) -> bool | int | str:
     """`true` and `false` become booleans, digits an integer, everything else stays a word."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
+    return int(text) if re.fullmatch(r"-?\d{1,40}", text) else text
 
 
 def parse_dtype(text: str, *, option: str) -> DType | None:
@@ -122,6 +143,11 @@ def _workload(options: "RequestOptions") -> Workload:
     )
 
 
+def _limits(options: "RequestOptions") -> Limits:
+    with refusals_of("limit"):
+        return Limits(memory_bytes=parse_size(options.budget) if options.budget is not None else None)
+
+
 def _search(options: "RequestOptions") -> SearchLimits:
     chosen: dict[str, Any] = {
         "seed": options.seed,
@@ -129,14 +155,8 @@ def _search(options: "RequestOptions") -> SearchLimits:
         "deterministic_time": options.effort,
         "wall_clock_s": options.time_limit,
     }
-    try:
+    with refusals_of("search limit"):
         return SearchLimits(**{name: value for name, value in chosen.items() if value is not None})
-    except ValueError as error:
-        from pydantic import ValidationError
-
-        if isinstance(error, ValidationError):
-            raise InvalidDocument.from_pydantic(error, kind="search limit", source="the command line") from None
-        raise
 
 
 def _required(value: T | None, name: str) -> T:

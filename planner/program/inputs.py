@@ -20,6 +20,7 @@ from planner.schema import (
     ModelDescription,
     Parameter,
     Precision,
+    StateTier,
     UnsupportedField,
     Workload,
 )
@@ -92,6 +93,9 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
     for path, field_ok in (
         ("decisions.layouts", not decisions.layouts),
         ("decisions.runtime.separate_reduce_scatter_group", not decisions.runtime.separate_reduce_scatter_group),
+        ("decisions.units[..].layout", all(unit.layout is None for unit in decisions.units)),
+        ("decisions.units[..].parameter_tier", all(u.parameter_tier is StateTier.DEVICE for u in decisions.units)),
+        ("decisions.units[..].optimizer_tier", all(u.optimizer_tier is StateTier.DEVICE for u in decisions.units)),
         ("decisions.runtime.gradient_sync", decisions.runtime.gradient_sync == "every_micro_batch"),
     ):
         if not field_ok:

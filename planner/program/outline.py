@@ -89,25 +89,101 @@ def outline(programs: Sequence[Program], partition: Partition) -> Outline:
 
 
 def normalised(operations: Sequence[OutlineOperation]) -> Outline:
-    """The same with every run as one operation, and edges to its parts as edges to the run.
+    """The same without the details inside a call that a prediction does not have; idempotent.
 
-    FSDP2 records events and issues operations on other streams amid a run, which splits what the dry run sees; a
-    part that waits for nothing is ordered by its stream alone.
+    - A run is one operation, and edges to its parts are edges to the run. FSDP2 records events and issues
+      operations on other streams amid a run, which splits what a dry run sees; a part that waits for nothing is
+      ordered by its stream alone.
+    - The cast of the model's inputs, which FSDP2 issues before the root's copy-out, comes with what the compute
+      stream does next after that.
+    - The few kernels of a checkpointed backward that need nothing recomputed come after the recomputation.
     """
-    merged: list[OutlineOperation] = []
-    places: list[int] = []
-    last: dict[Stream, int] = {}
-    for operation in operations:
-        before = last.get(operation.stream)
-        if before is not None and operation.continues(merged[before]):
-            merged[before] = _joined(merged[before], operation)
-            places.append(before)
-            continue
-        last[operation.stream] = len(merged)
-        places.append(len(merged))
-        merged.append(replace(operation, waits=tuple(places[wait] for wait in operation.waits)))
-    waits = resolve_edges(_entries_of(merged))
-    return tuple(replace(operation, waits=waits[index]) for index, operation in enumerate(merged))
+    order: list[_Run] = []
+    cast: _Run | None = None
+    for index, operation in enumerate(operations):
+        if cast is not None and operation.stream is cast.operation.stream:
+            _append(order, cast)
+            cast = None
+        before = _last(order, operation.stream)
+        if before is not None and _follows_cast(operation, before):
+            cast = _passed(order, before, _Run(operation, [index]))
+        elif before is not None and _follows_run_up(operation, before):
+            _append(order, _passed(order, before, _Run(operation, [index])))
+        else:
+            _append(order, _Run(operation, [index]))
+    if cast is not None:
+        _append(order, cast)
+    return _renumbered(order)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """An operation of the normal form and the indices of those that it stands for, which its waits go by."""
+
+    operation: OutlineOperation
+    members: list[int]
+
+
+_RUN_UP = 4
+"""Most kernels of a backward that come before its recomputation."""
+
+
+def _last(order: list[_Run], stream: Stream) -> _Run | None:
+    return next((run for run in reversed(order) if run.operation.stream is stream), None)
+
+
+def _append(order: list[_Run], run: _Run) -> None:
+    """Add a run at the end, or to its predecessor on the stream when it is one more part of that."""
+    before = _last(order, run.operation.stream)
+    if before is not None and run.operation.continues(before.operation):
+        before.operation = _joined(before.operation, run.operation)
+        before.members += run.members
+    else:
+        order.append(run)
+
+
+def _passed(order: list[_Run], before: _Run, run: _Run) -> _Run:
+    """Put a run in the place of its predecessor on the stream, which is taken out and returned."""
+    order.remove(before)
+    run.operation = replace(run.operation, waits=(*before.operation.waits, *run.operation.waits))
+    _append(order, run)
+    before.operation = replace(before.operation, waits=())
+    return before
+
+
+def _follows_cast(operation: OutlineOperation, before: _Run) -> bool:
+    cast = before.operation
+    return (
+        operation.kind is OutlineKind.COPY_OUT
+        and cast.kind is OutlineKind.KERNELS
+        and operation.unit == cast.unit == ""
+        and operation.phase is cast.phase is Phase.FORWARD
+    )
+
+
+def _follows_run_up(operation: OutlineOperation, before: _Run) -> bool:
+    run_up = before.operation
+    return (
+        operation.kind is run_up.kind is OutlineKind.KERNELS
+        and operation.unit == run_up.unit
+        and operation.phase is Phase.RECOMPUTE
+        and run_up.phase is Phase.BACKWARD
+        and run_up.num_kernels <= _RUN_UP
+        and not operation.waits
+    )
+
+
+def _renumbered(order: list[_Run]) -> Outline:
+    places = {member: place for place, run in enumerate(order) for member in run.members}
+    placed = [replace(run.operation, waits=tuple(places[wait] for wait in run.operation.waits)) for run in order]
+    waits = resolve_edges(_entries_of(placed))
+    return tuple(replace(operation, waits=waits[index]) for index, operation in enumerate(placed))
+
+
+def without(operations: Sequence[OutlineOperation], dropped: set[int]) -> Outline:
+    """An outline without some operations (indices) that wait for nothing and that nothing waits for."""
+    kept = [_Run(operation, [index]) for index, operation in enumerate(operations) if index not in dropped]
+    return _renumbered(kept)
 
 
 def _joined(run: OutlineOperation, more: OutlineOperation) -> OutlineOperation:

@@ -6,6 +6,9 @@ if TYPE_CHECKING:
     from planner.schema.model import CallKind, Liveness, ModelDescription, Parameter
 
 
+_LOSS_PATH = "(loss)"
+
+
 def require_references(model: "ModelDescription") -> None:
     """Keys and call numbers exist, and the loss ends the calls.
 
@@ -18,7 +21,7 @@ def require_references(model: "ModelDescription") -> None:
     for index, call in enumerate(model.calls):
         if call.kind not in model.kinds:
             raise ValueError(f"calls[{index}].kind: no kind {call.kind!r}")
-        if call.path == "(loss)" and index + 1 < len(model.calls):
+        if call.path == _LOSS_PATH and index + 1 < len(model.calls):
             raise ValueError(f"calls[{index}].path: the loss must be the last call, once")
     for index, tensor in enumerate(model.shared):
         if not tensor.first_call <= tensor.last_call < len(model.calls):
@@ -35,8 +38,9 @@ def require_sound_kinds(model: "ModelDescription") -> None:
         _require_sound_kind(name, kind)
     known = {name for name, _ in model.iter_parameters()}
     for index, call in enumerate(model.calls):
+        prefix = "" if call.path in ("", _LOSS_PATH) else f"{call.path}."
         for place, name in enumerate(model.kinds[call.kind].gradient_order):
-            if name not in known and f"{call.path}.{name}".lstrip(".") not in known:
+            if prefix + name not in known:
                 raise ValueError(
                     f"kinds.{call.kind}.gradient_order[{place}]: calls[{index}] ({call.path!r}) has no parameter "
                     f"{name!r}; names are relative to the module of the call"

@@ -46,12 +46,13 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
         InconsistentRequest: decisions and request contradict each other.
         UnsupportedField: the request or the decisions use a knob that is not modelled.
     """
-    refuse_unmodelled(request)
     _require_matching_batch(request, decisions)
     workload = request.workload.model_copy(
         update={"micro_batch": decisions.micro_batch, "precision": precision_of(decisions)}
     )
-    costs = CostModel.of(request.model_copy(update={"workload": workload}), decisions.mesh)
+    planned = request.model_copy(update={"workload": workload})
+    refuse_unmodelled(planned)
+    costs = CostModel.of(planned, decisions.mesh)
     parts = partition_of(request.model, decisions)
     shards = local_shards(parts, decisions.mesh.shard)
     inputs = step_inputs(

@@ -16,6 +16,12 @@ class Span:
     kind: OperationKind
     owner: str
     stream: Stream
+    event: int
+    """Its index in the program."""
+    issue_ns: int
+    """CPU clock when the host begins to issue it."""
+    launch_ns: int
+    """How long the host takes to issue its kernels."""
     start_ns: int
     end_ns: int
     """Later than `start_ns + duration_ns` when the CPU could not issue the kernels fast enough."""
@@ -28,6 +34,7 @@ class Stall:
 
     before: str
     cause: OperationKind | None
+    start_ns: int
     duration_ns: int
 
 
@@ -118,7 +125,8 @@ class _Clock:
     stalls: list[Stall] = field(default_factory=list)
 
     def run(self, index: int, event: Operation) -> None:
-        issued = self.cpu_ns + (self.launch_ns if event.launches else 0)
+        issue_ns = self.cpu_ns
+        issued = issue_ns + (self.launch_ns if event.launches else 0)
         self.cpu_ns += event.launches * self.launch_ns
         start, cause = self.streams[event.stream], self.cause
         for operation in event.waits:
@@ -133,9 +141,8 @@ class _Clock:
         if event.stream is Stream.COMPUTE:
             self._stall(event.owner, start, cause)
             if end > start + event.duration_ns:
-                self.stalls.append(
-                    Stall(before=event.owner, cause=None, duration_ns=end - start - event.duration_ns)
-                )
+                ready = start + event.duration_ns
+                self.stalls.append(Stall(before=event.owner, cause=None, start_ns=ready, duration_ns=end - ready))
             self.busy_until_ns = end
             self.cause = None
         self.streams[event.stream] = end
@@ -149,6 +156,9 @@ class _Clock:
                 kind=event.kind,
                 owner=event.owner,
                 stream=event.stream,
+                event=index,
+                issue_ns=issue_ns,
+                launch_ns=event.launches * self.launch_ns,
                 start_ns=start,
                 end_ns=end,
                 duration_ns=event.duration_ns,
@@ -164,7 +174,8 @@ class _Clock:
 
     def _stall(self, before: str, start: int, cause: OperationKind | None) -> None:
         if start > self.busy_until_ns:
-            self.stalls.append(Stall(before=before, cause=cause, duration_ns=start - self.busy_until_ns))
+            idle_ns = start - self.busy_until_ns
+            self.stalls.append(Stall(before=before, cause=cause, start_ns=self.busy_until_ns, duration_ns=idle_ns))
 
     def finish(self) -> int:
         end = self.streams[Stream.COMPUTE]

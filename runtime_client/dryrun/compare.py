@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
 
-from planner.program.events import Stream
-from planner.program.outline import Outline, OutlineKind, OutlineOperation, normalised
+from planner.program.events import Phase, Stream
+from planner.program.outline import Outline, OutlineKind, OutlineOperation, normalised, without
 
 
 class DifferenceKind(StrEnum):
@@ -33,6 +33,16 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Operations of a kind on a stream and their bytes, predicted and recorded."""
+
+    stream: Stream
+    kind: OutlineKind
+    num_operations: tuple[int, int]
+    size_bytes: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All differences of two outlines, operations first; equal outlines have none.
 
@@ -40,10 +50,13 @@ class Comparison:
     """
 
     differences: tuple[Difference, ...]
-    predicted_counts: Counter[OutlineKind]
-    recorded_counts: Counter[OutlineKind]
+    tallies: tuple[Tally, ...]
+    """Of every kind on every stream that either side has."""
     num_edges: tuple[int, int]
     """Predicted and recorded, each without the edges that others imply."""
+    num_gradient_sums: int
+    """Recorded sums of gradients that several units give one tensor. FSDP2 makes them right after the post-backward
+    of a unit, the prediction right before it, inside the unit's kernels; they count as equal."""
 
     @property
     def equal(self) -> bool:
@@ -60,7 +73,9 @@ def compare(predicted: Outline, recorded: Outline) -> Comparison:
 
     Operations are matched stream by stream; edges and order are compared between operations that both have.
     """
-    ours, theirs = _Side(normalised(predicted)), _Side(normalised(recorded))
+    ours, recorded = _Side(normalised(predicted)), normalised(recorded)
+    sums = _gradient_sums(ours, recorded)
+    theirs = _Side(without(recorded, sums))
     differences = [
         *(difference for stream in Stream for difference in _operations(stream, ours, theirs)),
         *_sizes(ours, theirs),
@@ -68,9 +83,9 @@ def compare(predicted: Outline, recorded: Outline) -> Comparison:
     ]
     return Comparison(
         differences=tuple(differences) or tuple(_order(ours, theirs)),
-        predicted_counts=Counter(operation.kind for operation in ours.operations),
-        recorded_counts=Counter(operation.kind for operation in theirs.operations),
+        tallies=tuple(_tallies(ours.operations, theirs.operations)),
         num_edges=(len(ours.edges), len(theirs.edges)),
+        num_gradient_sums=len(sums),
     )
 
 
@@ -121,9 +136,61 @@ class _Side:
 def _names(operations: Sequence[OutlineOperation]) -> Iterator[_Name]:
     met: Counter[tuple[object, ...]] = Counter()
     for operation in operations:
-        like = (operation.stream, operation.kind, operation.unit, operation.phase.value, operation.micro_batch)
+        like = _like(operation)
         yield _Name(*like, number=met[like])
         met[like] += 1
+
+
+def _like(operation: OutlineOperation) -> tuple[Stream, OutlineKind, str, str, int]:
+    return operation.stream, operation.kind, operation.unit, operation.phase.value, operation.micro_batch
+
+
+def _tallies(predicted: Outline, recorded: Outline) -> Iterator[Tally]:
+    for stream in Stream:
+        for kind in OutlineKind:
+            ours, theirs = (
+                [operation for operation in side if (operation.stream, operation.kind) == (stream, kind)]
+                for side in (predicted, recorded)
+            )
+            if ours or theirs:
+                yield Tally(
+                    stream=stream,
+                    kind=kind,
+                    num_operations=(len(ours), len(theirs)),
+                    size_bytes=(_size(ours), _size(theirs)),
+                )
+
+
+def _size(operations: Sequence[OutlineOperation]) -> int:
+    return sum(operation.size_bytes for operation in operations)
+
+
+def _gradient_sums(ours: _Side, recorded: Outline) -> set[int]:
+    """Single kernels of the root in backward that only the recording has, and that no edge touches."""
+    indices = [index for index, operation in enumerate(recorded) if operation.stream is Stream.COMPUTE]
+    waited = {wait for operation in recorded for wait in operation.waits}
+    matcher = SequenceMatcher(
+        a=[_like(operation) for operation in ours.operations if operation.stream is Stream.COMPUTE],
+        b=[_like(recorded[index]) for index in indices],
+        autojunk=False,
+    )
+    added = [
+        index
+        for tag, _, _, first, last in matcher.get_opcodes()
+        for index in indices[first:last]
+        if tag in ("insert", "replace")
+    ]
+    return {index for index in added if _is_gradient_sum(recorded[index]) and index not in waited}
+
+
+def _is_gradient_sum(operation: OutlineOperation) -> bool:
+    return (
+        operation.kind is OutlineKind.KERNELS
+        and operation.unit == ""
+        and operation.phase is Phase.BACKWARD
+        and operation.num_kernels == 1
+        and not operation.waits
+    )
 
 
 def _operations(stream: Stream, ours: _Side, theirs: _Side) -> Iterator[Difference]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -12,6 +13,7 @@ from planner.program.edges import Issued
 from planner.program.events import Phase
 from planner.program.outline import RUNS, OutlineKind
 from planner.schema import UnitPlan
+from runtime_client.describe.ops import UNBOOKED, facts_of
 from runtime_client.dryrun import recording_device
 from runtime_client.dryrun.recording_device import DeviceLog, Stream
 from runtime_client.fingerprint import unwrapped_name
@@ -86,7 +88,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kind = _KINDS[name]
                 size = _size_bytes(kind, args, kwargs or {})
                 self._observe(kind, self._scopes[-1][1], self._phase(), size_bytes=size)
-            case name if name.startswith("aten::") and not func.is_view and not name.startswith(_ALLOCATIONS):
+            case name if name.startswith("aten::") and _is_kernel(func):
                 self._observe_aten(name, result)
         return result
 
@@ -116,9 +118,10 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = int(result.nbytes) if name == "aten::copy_" else 0
             self._observe(OutlineKind.COPY_OUT, unit, self._phase(), size_bytes=size)
         elif what == "post_backward_reduce":
-            reduced = self.observations[-1]
-            copies = reduced.kind is OutlineKind.CHUNK_CAT
-            self._observe(OutlineKind.LOCAL_REDUCE if copies else OutlineKind.POST_REDUCE, unit, self._phase())
+            if self.observations[-1].kind is OutlineKind.CHUNK_CAT:
+                self._observe(OutlineKind.LOCAL_REDUCE, unit, self._phase(), size_bytes=int(result.nbytes))
+            else:
+                self._observe(OutlineKind.POST_REDUCE, unit, self._phase())
 
     def _phase(self) -> Phase:
         final_callback = any(what == "root_post_backward_callback" for what, _ in self._scopes)
@@ -162,7 +165,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return isinstance(touching, Issued)
 
 
-_ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh")
+def _is_kernel(func: OpOverload) -> bool:
+    facts = facts_of(func)
+    return func not in UNBOOKED and not (facts.is_view or facts.allocates_only or facts.host_sync)
 
 
 def _size_bytes(kind: OutlineKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

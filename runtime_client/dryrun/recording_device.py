@@ -105,6 +105,20 @@ def use_stream(stream: Stream | None) -> Iterator[None]:
         _current.pop()
 
 
+@contextmanager
+def as_accelerator() -> Iterator[None]:
+    """Let `torch.accelerator` name the current stream inside the context.
+
+    Its own answer is a stream of torch's, which cannot wait for the events of a Python device.
+    """
+    original = torch.accelerator.current_stream
+    torch.accelerator.current_stream = current_stream  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.accelerator.current_stream = original
+
+
 def issue(operation: int) -> None:
     """Log that the operation of this number was issued on the current stream."""
     _append(Issued(stream=current_stream().number, operation=operation))

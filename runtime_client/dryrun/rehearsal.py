@@ -1,7 +1,7 @@
 """The training step that both recorders run: the user's model, really sharded, over fake tensors."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from planner.schema import Decisions, OptimizerGroup
 from runtime_client.apply import AppliedPlan, apply_decisions
 from runtime_client.describe.example import TrainingExample
 from runtime_client.describe.kernels import AcceleratorKernels, ZeroScalars, eager_masks
+from runtime_client.dryrun import recording_device
 from runtime_client.dryrun.fake_world import fake_world
 from runtime_client.dryrun.host_data import TensorsFromData
 from runtime_client.dryrun.host_reads import PlausibleReads
@@ -63,7 +64,6 @@ def rehearse(
     """Build and shard the model as rank 0 of `decisions.mesh`, on a device of `device_type`."""
     with (
         fake_world(decisions.mesh, device_type) as mesh,
-        TensorsFromData(),
         _default_device(device_type),
         torch.autograd.set_multithreading_enabled(False),  # an engine thread would outlive the interpreter
         AcceleratorKernels(),
@@ -88,5 +88,10 @@ def _backward(loss: Tensor) -> None:
     )
 
 
-def _default_device(device_type: str) -> AbstractContextManager[object]:
-    return nullcontext() if device_type == "cpu" else torch.device(device_type)
+@contextmanager
+def _default_device(device_type: str) -> Iterator[None]:
+    if device_type == "cpu":
+        yield
+        return
+    with TensorsFromData(), recording_device.as_accelerator(), torch.device(device_type):
+        yield

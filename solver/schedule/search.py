@@ -1,6 +1,7 @@
 """Heuristic, then CP-SAT with its hint: the best assignment found and a proven bound."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -56,14 +57,9 @@ def prove(
     built = ScheduleModel(problem, hint)
     built.minimize_makespan(cutoff)
     solver = _solver(limits)
-    status = solver.solve(built.model, _Watcher(on_progress) if on_progress else None)
+    status, interrupted = _solve(solver, built.model, _Watcher(on_progress) if on_progress else None)
     struck = solver.wall_time >= limits.wall_clock_s
     spent = solver.deterministic_time
-    unfinished = status == cp_model.UNKNOWN or (
-        status == cp_model.FEASIBLE
-        and solver.objective_value - solver.best_objective_bound > limits.relative_gap * solver.objective_value
-    )
-    interrupted = unfinished and _was_interrupted(solver, limits)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         assignment = read_assignment(built, solver)
         return Result(
@@ -96,7 +92,7 @@ def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
     built = ScheduleModel(replace(problem, budget=None), hint, with_times=False)
     built.minimize_memory()
     solver = _solver(limits)
-    status = solver.solve(built.model)
+    status, interrupted = _solve(solver, built.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Result(
             status="infeasible" if status == cp_model.INFEASIBLE else "unknown",
@@ -104,24 +100,34 @@ def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
             evaluation=None,
             lower_bound=0,
             deterministic_time=0.0,
-            interrupted=status == cp_model.UNKNOWN and _was_interrupted(solver, limits),
+            interrupted=interrupted,
         )
     assignment = read_assignment(built, solver)
-    stopped = status == cp_model.FEASIBLE and _was_interrupted(solver, limits)
     return Result(
         status="optimal" if status == cp_model.OPTIMAL else "bounded",
         assignment=assignment,
         evaluation=Evaluator(problem).evaluate(assignment),
         lower_bound=round(solver.best_objective_bound),
         deterministic_time=0.0,
-        interrupted=stopped,
+        interrupted=interrupted,
     )
 
 
-def _was_interrupted(solver: cp_model.CpSolver, limits: Limits) -> bool:
-    """Whether a run without a result ended before its limits: CP-SAT takes SIGINT for itself and says nothing."""
-    is_early = solver.deterministic_time < 0.9 * limits.deterministic_time
-    return is_early and solver.wall_time < limits.wall_clock_s
+def _solve(
+    solver: cp_model.CpSolver, model: cp_model.CpModel, watcher: "_Watcher | None" = None
+) -> tuple[cp_model.CpSolverStatus, bool]:
+    """Status, and whether a person stopped the run (SIGINT).
+
+    CP-SAT can catch the signal itself, but then hides it and leaves the process without Python's handler. So it
+    runs beside the main thread, which waits for both.
+    """
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        run = beside.submit(solver.solve, model, watcher)
+        try:
+            return run.result(), False
+        except KeyboardInterrupt:
+            solver.stop_search()
+            return run.result(), True
 
 
 def read_assignment(built: ScheduleModel, solver: cp_model.CpSolver) -> Assignment:
@@ -135,6 +141,7 @@ def read_assignment(built: ScheduleModel, solver: cp_model.CpSolver) -> Assignme
 def _solver(limits: Limits) -> cp_model.CpSolver:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False
     solver.parameters.random_seed = limits.seed
     solver.parameters.max_deterministic_time = limits.deterministic_time
     solver.parameters.max_time_in_seconds = limits.wall_clock_s

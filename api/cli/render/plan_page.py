@@ -90,6 +90,8 @@ def proof_line(certificate: Certificate) -> Text:
     match certificate.status:
         case "optimal":
             text = Text("proven optimal", style="good")
+        case _ if not certificate.lower_bound:
+            text = Text.assemble(("provisional: ", "warning"), "the search ended before it proved any bound")
         case "bounded":
             text = Text.assemble(("within ", "none"), (percent(certificate.gap), "figure"), " of the best possible")
             text.append(f" (bound {bound})", style="quiet")

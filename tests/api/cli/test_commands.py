@@ -9,7 +9,19 @@ from api.cli.documents import write_document
 from planner import __version__
 from planner.schema import PlanBody
 
-COMMANDS = ("plan", "simulate", "check", "diff", "describe", "catalog", "schema", "serve", "version")
+COMMANDS = (
+    "plan",
+    "simulate",
+    "check",
+    "diff",
+    "timeline",
+    "dryrun",
+    "describe",
+    "catalog",
+    "schema",
+    "serve",
+    "version",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

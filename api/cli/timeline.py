@@ -1,0 +1,52 @@
+"""`shardwright timeline`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.options import RequestOptions, takes_request
+
+
+@takes_request
+def timeline(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or decisions alone.")],
+    options: RequestOptions,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout.")
+    ] = None,
+) -> None:
+    """Write the predicted step as a trace that ui.perfetto.dev opens: streams, CPU, stalls, memory.
+
+    The trace has one micro-batch and the optimizer step. Memory is shown beside the compute that needs it.
+
+    [dim]Examples[/dim]
+
+    shardwright timeline plan.json --request request.json -o trace.json
+
+    shardwright timeline plan.json llama-3-8b h100-8 --seq 4096 --global-batch 64 -o trace.json
+    """
+    import json
+
+    from api.cli.documents import load_decisions
+
+    decisions = load_decisions(plan)
+    request = options.to_request()
+
+    from planner.program.inputs import local_shards
+    from planner.simulate import replay
+    from planner.simulate.predict import program_of
+    from planner.simulate.trace import chrome_trace
+
+    built = program_of(request, decisions)
+    optimizer_ns = built.costs.optimizer_ns(local_shards(built.partition, decisions.mesh.shard))
+    trace = chrome_trace(
+        replay(built.program, points=True),
+        name=f"{request.model.name} on {request.cluster.name}",
+        optimizer_ns=optimizer_ns,
+    )
+    text = json.dumps(trace) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
