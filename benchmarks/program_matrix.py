@@ -139,7 +139,7 @@ class Configuration:
             modules=("",),
             reshard_after_forward=self.root_reshard,
             forward_prefetch=tuple(firsts[: self.root_prefetch]),
-            backward_prefetch=tuple(firsts[::-1][: self.root_prefetch]),
+            backward_prefetch=() if self.parts.returns_encoding else tuple(firsts[::-1][: self.root_prefetch]),
         )
 
     def _units(self) -> Iterator[UnitPlan]:

@@ -136,6 +136,8 @@ class SmallModel:
     tail: tuple[str, ...] = ()
     """Norm and head, where they may be a unit of their own."""
     needs_bfloat16: bool = False
+    returns_encoding: bool = False
+    """It returns the encoder's output too, and FSDP2 follows the root's backward list once for each of the two."""
     sequence: int = 16
 
 
@@ -155,8 +157,14 @@ MODELS = {
     "qwen3-moe": SmallModel(build=qwen3_moe, needs_bfloat16=True, **_LLAMA_PARTS),
     "gpt2": SmallModel(build=gpt2, blocks=_numbered("transformer.h", 4)),
     "vit": SmallModel(build=vit, blocks=_numbered("vit.layers", 4), tail=("vit.layernorm", "classifier")),
-    "t5": SmallModel(build=t5, blocks=(*_numbered("encoder.block", 3), *_numbered("decoder.block", 3))),
+    "t5": SmallModel(
+        build=t5,
+        blocks=(*_numbered("encoder.block", 3), *_numbered("decoder.block", 3)),
+        returns_encoding=True,
+    ),
     "whisper": SmallModel(
-        build=whisper, blocks=(*_numbered("model.encoder.layers", 3), *_numbered("model.decoder.layers", 3))
+        build=whisper,
+        blocks=(*_numbered("model.encoder.layers", 3), *_numbered("model.decoder.layers", 3)),
+        returns_encoding=True,
     ),
 }

@@ -88,12 +88,12 @@ def on_world(decisions: "Decisions", num_ranks: int) -> "Decisions":
 
 
 def _compare(job: "DryRunJob", request: "PlanRequest | None") -> bool:
-    from api.cli.render.comparison_page import MemoryRow, comparison_page
+    from api.cli.render.comparison_page import comparison_page
     from api.cli.render.console import show, stderr
     from planner.program.predicted import predicted_outline
     from planner.simulate.peaks import predicted_peaks
     from runtime_client.dryrun import MemoryRecord, run_isolated
-    from runtime_client.dryrun.compare import compare
+    from runtime_client.dryrun.compare import MemoryComparison, compare, compare_memory
 
     jobs = [job] if request is None else [job, job.model_copy(update={"record": "memory"})]
     with stderr().status("running FSDP2 on fake tensors"):
@@ -102,15 +102,16 @@ def _compare(job: "DryRunJob", request: "PlanRequest | None") -> bool:
         program, *memory = run_isolated(jobs)
     assert isinstance(program, tuple)
     found = compare(predicted, program)
-    rows: list[MemoryRow] = []
+    rows: tuple[MemoryComparison, ...] = ()
     if request is not None:
         (record,) = memory
         assert isinstance(record, MemoryRecord)
         peaks = predicted_peaks(model, job.decisions, request.workload)
-        rows = [
-            MemoryRow("peak of a micro-batch", peaks.micro_batch.total_bytes, record.micro_batch.total_bytes),
-            MemoryRow("optimizer step", peaks.optimizer.total_bytes, record.optimizer.total_bytes),
-        ]
+        rows = compare_memory(
+            record,
+            micro_batch_bytes=peaks.micro_batch.total_bytes,
+            optimizer_bytes=peaks.optimizer.total_bytes,
+        )
     show(comparison_page(found, rows, job.decisions))
     return found.equal and all(row.is_close for row in rows)
 

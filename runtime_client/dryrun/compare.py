@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from planner.program.events import Phase, Stream
 from planner.program.outline import Outline, OutlineKind, OutlineOperation, normalised, without
+from runtime_client.dryrun.memory import MemoryRecord
 
 
 class DifferenceKind(StrEnum):
@@ -68,6 +69,33 @@ class Comparison:
         return sum(difference.kind is kind for difference in self.differences)
 
 
+_MOST_OVER = 0.005
+_MOST_UNDER = 0.001
+_SLACK_BYTES = 16 * 1024
+"""Step counts of the optimizer, which a dry run keeps among the rest; they matter in toy models only."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryComparison:
+    """Allocated bytes of one rank at the peak of a phase."""
+
+    phase: str
+    predicted_bytes: int
+    recorded_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Predicted over recorded, less one; 0.01 is one percent too much."""
+        return self.predicted_bytes / self.recorded_bytes - 1 if self.recorded_bytes else 0.0
+
+    @property
+    def is_close(self) -> bool:
+        """At most 0.5 percent too much or 0.1 percent too little, or 16 KiB either way."""
+        over = self.predicted_bytes - self.recorded_bytes
+        allowed = _MOST_OVER if over > 0 else _MOST_UNDER
+        return abs(over) <= max(_SLACK_BYTES, allowed * self.recorded_bytes)
+
+
 def compare(predicted: Outline, recorded: Outline) -> Comparison:
     """Compare two outlines after `normalised`.
 
@@ -89,9 +117,14 @@ def compare(predicted: Outline, recorded: Outline) -> Comparison:
     )
 
 
-def relative_error(predicted: int, recorded: int) -> float:
-    """Predicted over recorded, less one; 0.01 is one percent too much."""
-    return predicted / recorded - 1 if recorded else float(predicted > 0)
+def compare_memory(
+    record: MemoryRecord, *, micro_batch_bytes: int, optimizer_bytes: int
+) -> tuple[MemoryComparison, ...]:
+    """Predicted peaks of both phases of a step beside the recorded ones."""
+    return (
+        MemoryComparison("peak of a micro-batch", micro_batch_bytes, record.micro_batch.total_bytes),
+        MemoryComparison("optimizer step", optimizer_bytes, record.optimizer.total_bytes),
+    )
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,7 +1,6 @@
 """What `shardwright dryrun` prints."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -13,38 +12,20 @@ from api.cli.render.quantities import change, count, size
 from planner.schema import Decisions
 
 if TYPE_CHECKING:
-    from runtime_client.dryrun.compare import Comparison
+    from runtime_client.dryrun.compare import Comparison, MemoryComparison
 
 NUM_SHOWN = 20
 """Differences in words; the rest is counted."""
-_MOST_OVER = 0.005
-_MOST_UNDER = 0.001
-_SLACK_BYTES = 16 * 1024
-"""Step counts of the optimizer, which a dry run keeps among the rest; they matter in toy models only."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
-    """Bytes of one rank at a peak."""
-
-    name: str
-    predicted_bytes: int
-    recorded_bytes: int
-
-    @property
-    def is_close(self) -> bool:
-        """At most 0.5 percent too much or 0.1 percent too little, a few KiB apart."""
-        over = self.predicted_bytes - self.recorded_bytes
-        allowed = _MOST_OVER if over > 0 else _MOST_UNDER
-        return abs(over) <= max(_SLACK_BYTES, allowed * self.recorded_bytes)
-
-
-def comparison_page(found: "Comparison", memory: Sequence[MemoryRow], decisions: Decisions) -> RenderableType:
+def comparison_page(
+    found: "Comparison", memory: Sequence["MemoryComparison"], decisions: Decisions
+) -> RenderableType:
     """Verdict, counts side by side, then the first differences in words."""
     return spaced((_verdict(found, memory, decisions), _table(found, memory), _differences(found)))
 
 
-def _verdict(found: "Comparison", memory: Sequence[MemoryRow], decisions: Decisions) -> Text:
+def _verdict(found: "Comparison", memory: Sequence["MemoryComparison"], decisions: Decisions) -> Text:
     ranks = count(decisions.mesh.num_ranks, "rank")
     apart = sum(not row.is_close for row in memory)
     if found.equal and not apart:
@@ -54,7 +35,7 @@ def _verdict(found: "Comparison", memory: Sequence[MemoryRow], decisions: Decisi
     return Text.assemble((f"different  {', '.join(what)}  ", "error"), f"on {ranks}")
 
 
-def _table(found: "Comparison", memory: Sequence[MemoryRow]) -> Table:
+def _table(found: "Comparison", memory: Sequence["MemoryComparison"]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="quiet", padding=(0, 2, 0, 0))
     for title in ("", ""):
         table.add_column(title)
@@ -74,7 +55,7 @@ def _table(found: "Comparison", memory: Sequence[MemoryRow]) -> Table:
     for number, row in enumerate(memory):
         table.add_row(
             "" if number else "memory",
-            row.name,
+            row.phase,
             size(row.predicted_bytes),
             size(row.recorded_bytes),
             Text(change(row.recorded_bytes, row.predicted_bytes), "" if row.is_close else "error"),

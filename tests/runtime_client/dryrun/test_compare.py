@@ -6,7 +6,7 @@ import pytest
 
 from planner.program.events import Phase, Stream
 from planner.program.outline import OutlineKind, OutlineOperation
-from runtime_client.dryrun.compare import DifferenceKind, compare
+from runtime_client.dryrun.compare import DifferenceKind, MemoryComparison, compare
 
 
 def op(kind, unit, stream, phase=Phase.BACKWARD, waits=(), size=0, kernels=1) -> OutlineOperation:
@@ -86,3 +86,12 @@ def test_one_kernel_of_the_root_between_units_counts_as_a_sum_of_gradients(kerne
     assert found.equal is is_equal
     assert found.num_gradient_sums == is_equal
     assert not compare((*STEP[:6], extra, *STEP[6:]), STEP).equal
+
+
+@pytest.mark.parametrize(
+    ("predicted", "is_close"), [(10**9, True), (1004 * 10**6, True), (1006 * 10**6, False), (998 * 10**6, False)]
+)
+def test_memory_may_be_half_a_percent_too_much_and_hardly_too_little(predicted, is_close):
+    compared = MemoryComparison("peak", predicted, 10**9)
+    assert compared.is_close is is_close
+    assert compared.error == pytest.approx(predicted / 10**9 - 1)
