@@ -101,7 +101,9 @@ def _targets(parts: Partition, depth: Choice[object], *, ahead: bool) -> Choice[
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:
     """Per unit, the next `depth` units in the order of the pass; nothing at depth 0 (FSDP2's default).
 
-    Units whose output requires no grad have no backward, so nothing gathers them there.
+    Units whose output requires no grad have no backward, so nothing gathers them there. The root has no list in
+    backward: where it returns more than one tensor its hook runs again in the middle, and a list would gather units
+    that are done.
     """
     if not depth:
         return ()
@@ -109,7 +111,7 @@ def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTa
     if not ahead:
         order.reverse()
     lists: list[tuple[int, ...]] = [()] * len(parts.units)
-    lists[ROOT] = tuple(order[:depth])
+    lists[ROOT] = tuple(order[:depth]) if ahead else ()
     for position, unit in enumerate(order):
         lists[unit] = tuple(order[position + 1 : position + 1 + depth])
     return tuple(lists)

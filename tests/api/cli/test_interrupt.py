@@ -18,7 +18,12 @@ def interrupted(tmp_path: Path, words: list[str], at: str) -> tuple[int, str, st
     assert PROGRAM is not None
     command = [PROGRAM, "plan", *words, "--json"]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interrupts,
     ) as process:
         assert process.stderr is not None
         lines = []
@@ -29,6 +34,11 @@ def interrupted(tmp_path: Path, words: list[str], at: str) -> tuple[int, str, st
                 break
         output, errors = process.communicate(timeout=120)
     return process.returncode, output, "".join(lines) + errors
+
+
+def _heed_interrupts() -> None:
+    """A job that a shell put into the background ignores SIGINT, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 LONG = ["llama-3-8b", "h100-64", "--seq", "4096", "--global-batch", "256", "--gap", "0", "--effort", "5000"]
