@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from torch import Tensor, nn
-
 from benchmarks.record import provenance
+from benchmarks.small_models import LowRank
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -59,7 +58,7 @@ def llama_lora() -> TrainingExample:
     example.model.requires_grad_(False)
     for name, module in list(example.model.named_modules()):
         if name.endswith("self_attn"):
-            module.q_proj, module.v_proj = LowRank(module.q_proj), LowRank(module.v_proj)
+            module.q_proj, module.v_proj = (LowRank(old, rank=16) for old in (module.q_proj, module.v_proj))
     return example
 
 
@@ -123,21 +122,6 @@ def whisper() -> TrainingExample:
         bos_token_id=1,
         eos_token_id=2,
     )
-
-
-class LowRank(nn.Module):
-    """A frozen projection with a trainable low-rank addition."""
-
-    def __init__(self, frozen: nn.Linear, rank: int = 16) -> None:
-        super().__init__()
-        self.frozen = frozen
-        self.down = nn.Linear(frozen.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, frozen.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(..., in_features)` to `(..., out_features)`."""
-        result: Tensor = self.frozen(x) + self.up(self.down(x))
-        return result
 
 
 @dataclass(frozen=True, kw_only=True)

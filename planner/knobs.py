@@ -3,8 +3,8 @@
 from typing import TypeVar
 
 from planner.candidates import Candidate, allowed_values, allows
-from planner.program.build import Knobs, PrefetchTargets
 from planner.program.choices import Choice, Decision
+from planner.program.step import Knobs, PrefetchTargets
 from planner.program.units import ROOT, Partition, Pass
 from planner.schema import (
     ActivationPlan,

@@ -17,10 +17,11 @@ from planner.costs import CostModel
 from planner.extent import require_exact
 from planner.knobs import MAX_DEPTH, decisions_of, num_micro_batches, open_knobs, prefetch_targets
 from planner.problem import problem_of
-from planner.program.build import StepInputs, build_program
+from planner.program.build import build_program
 from planner.program.choices import Choice, Decision
 from planner.program.events import Operation, OperationKind, Program
 from planner.program.inputs import local_shards, step_inputs
+from planner.program.step import StepInputs
 from planner.schema import Decisions, PlanRequest
 from solver.schedule.bounds import StaticBounds
 from solver.schedule.heuristic import Heuristic

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from planner.program.build import Knobs, PrefetchTargets, StepInputs
 from planner.program.choices import Choice
+from planner.program.step import Knobs, PrefetchTargets, StepInputs
 from planner.program.units import (
     ROOT,
     Partition,

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from planner.program.build import Knobs, StepInputs, build_program
+from planner.program.build import build_program
 from planner.program.events import Program
 from planner.program.inputs import knobs_of, partition_of, precision_of, step_inputs
 from planner.program.outline import Outline, outline
+from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition
 from planner.schema import Decisions, ModelDescription, Workload
 
