@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from planner.catalog.torch_versions import supports_feature
+from planner.costs.optimizer import largest_shard_degree
 from planner.program.units import Partition, Unit, contains, partition
 from planner.schema import (
     CallRole,
@@ -44,7 +46,7 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
     if not meshes or not options:
         raise InconsistentRequest(
             "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding or "
-            "units.head contradict the cluster, the model or the client's features"
+            "units.head contradict the cluster, the model, its optimizer or the client's features"
         )
     parts = _partitions(request.model, options)
     for mesh in meshes:
@@ -74,7 +76,10 @@ def allowed_meshes(request: PlanRequest) -> Iterator[MeshPlan]:
     """All factorisations of the world size, the fully sharded one first."""
     world = request.cluster.num_devices
     hybrid = allows(request, ClientFeature.HYBRID_MESH)
+    largest = largest_shard_degree(request.workload, request.model.iter_parameters()) or world
     for shard in sorted((n for n in range(1, world + 1) if world % n == 0), reverse=True):
+        if shard > largest:
+            continue
         mesh = MeshPlan(replicate=world // shard, shard=shard)
         wanted = {"mesh.shard": mesh.shard, "mesh.replicate": mesh.replicate}
         if (hybrid or mesh.replicate == 1) and _allowed(request, wanted):
@@ -101,8 +106,9 @@ def groupings(request: PlanRequest) -> Iterator[Grouping]:
 
 
 def allows(request: PlanRequest, feature: ClientFeature) -> bool:
-    """Whether the caller's client can apply a knob."""
-    return request.client_features is None or feature in request.client_features
+    """Whether the caller's client, and the torch that it trains with, can apply a knob."""
+    applied = request.client_features is None or feature in request.client_features
+    return applied and supports_feature(feature, request.workload.torch_version)
 
 
 class NoValueLeft(InconsistentRequest):

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from planner.candidates import Candidate, allowed_values, allows
 from planner.program.choices import Choice, Decision
-from planner.program.step import Knobs, PrefetchTargets
+from planner.program.step import RECOMPUTE, Activation, Knobs, MicroBatch, PrefetchTargets, Resharding
 from planner.program.units import ROOT, Partition, Pass
 from planner.schema import (
     ActivationPlan,
@@ -41,19 +41,22 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
         return Choice.among(len(decisions) - 1, left)
 
     parts = candidate.partition
-    reshard: list[Choice[bool]] = [Choice.fixed(False)]
+    reshard: list[Choice[Resharding]] = [Choice.fixed(False)]
     reshard.extend(
         decide(f"{unit.modules[0]}.reshard_after_forward", "reshard", (True, False))  # type: ignore[misc]
         for unit in parts.units[1:]
     )
-    activation: dict[int, Choice[ActivationPolicy]] = {}
+    activation: dict[int, Choice[Activation]] = {}
     policies = (ActivationPolicy.NONE, ActivationPolicy.FULL)
     for call, entry in enumerate(parts.model.calls):
         if _can_checkpoint(parts, entry):
-            activation[call] = decide(  # type: ignore[assignment]
+            policy = decide(
                 f"{entry.path}.activation",
                 "activation",
                 policies if allows(request, ClientFeature.CHECKPOINT_FULL) else policies[:1],
+            )
+            activation[call] = Choice(
+                tuple((Activation(policy=ActivationPolicy(str(value))), when) for value, when in policy)
             )
     depths = (0, *range(1, MAX_DEPTH + 1)) if _prefetches(request, candidate) else (0,)
     forward = decide("forward_prefetch", "forward_prefetch", depths)
@@ -66,7 +69,7 @@ def open_knobs(request: PlanRequest, candidate: Candidate) -> tuple[Knobs, tuple
             activation=activation,
             forward_prefetch=_targets(parts, forward, ahead=True),
             backward_prefetch=_targets(parts, backward, ahead=False),
-            accumulates=num_micro_batches(request) > 1,
+            micro_batch=MicroBatch(is_first=num_micro_batches(request) == 1),
         ),
         tuple(decisions),
     )
@@ -153,7 +156,7 @@ def decisions_of(
         activations=tuple(
             ActivationPlan(module=parts.model.calls[call].path, policy=ActivationPolicy.FULL)
             for call, choice in knobs.activation.items()
-            if value(choice) is ActivationPolicy.FULL
+            if value(choice) == RECOMPUTE
         ),
         param_dtype=precision.param_dtype,
         reduce_dtype=precision.reduce_dtype,

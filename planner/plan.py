@@ -5,22 +5,27 @@ from importlib.metadata import version
 from time import monotonic
 
 from planner import __version__
+from planner.catalog.torch_versions import required_torch
 from planner.check import check
 from planner.infeasible import explain_infeasible
 from planner.knobs import num_micro_batches
 from planner.reasons import reasons_of
 from planner.refuse import refuse_unsupported
 from planner.schema import (
+    ActivationPolicy,
     Certificate,
     ClientFeature,
     Decisions,
     Infeasibility,
     InputHashes,
+    ModelDescription,
     Plan,
     PlanBody,
     PlanRequest,
     Requirements,
+    StateTier,
     Timings,
+    UnitPlan,
 )
 from planner.search import Found, OnProgress, Progress, search
 from planner.simulate.predict import predict
@@ -71,7 +76,7 @@ def _feasible_body(request: PlanRequest, found: Found, on_progress: OnProgress |
         certificate=_certificate(predictions.step_time_ns, found),
         reasons=reasons_of(request, found, decisions, predictions),
         inputs=input_hashes(request),
-        requires=_requirements(decisions),
+        requires=_requirements(decisions, request.model),
         planner_version=__version__,
     )
     _require_agreement(request, body, found)
@@ -122,14 +127,28 @@ def input_hashes(request: PlanRequest) -> InputHashes:
     )
 
 
-def _requirements(decisions: Decisions) -> Requirements:
+def _requirements(decisions: Decisions, model: ModelDescription) -> Requirements:
+    policies = {entry.policy for entry in decisions.activations}
+    runtime = decisions.runtime
     features = {
         ClientFeature.HYBRID_MESH: decisions.mesh.replicate > 1,
         ClientFeature.PREFETCH: any(u.forward_prefetch or u.backward_prefetch for u in decisions.units),
-        ClientFeature.CHECKPOINT_FULL: bool(decisions.activations),
+        ClientFeature.CHECKPOINT_FULL: ActivationPolicy.FULL in policies,
+        ClientFeature.CHECKPOINT_SELECTIVE: ActivationPolicy.SELECTIVE in policies,
         ClientFeature.GROUPED_UNITS: any(len(unit.modules) > 1 for unit in decisions.units),
+        ClientFeature.REDUCE_SCATTER_BUFFERS: runtime.reduce_scatter_max_input_buffers > 1,
+        ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,
+        ClientFeature.RESHARD_INTEGER: any(_reshards_in_part(unit) for unit in decisions.units),
+        ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in decisions.units),
     }
-    return Requirements(client_features=tuple(feature for feature, needed in features.items() if needed))
+    return Requirements(
+        client_features=tuple(feature for feature, needed in features.items() if needed),
+        torch=required_torch(decisions, model),
+    )
+
+
+def _reshards_in_part(unit: UnitPlan) -> bool:
+    return unit.reshard_after_forward is not None and not isinstance(unit.reshard_after_forward, bool)
 
 
 def _infeasible_body(request: PlanRequest, infeasibility: Infeasibility) -> PlanBody:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.program.choices import Condition, Decision, both
-from planner.program.events import Allocate, Free, Link, Operation, Program, Stream, Touch, Wait
+from planner.program.events import Allocate, Free, HostWait, Link, Operation, Program, Stream, Touch, Wait
 from solver.schedule.problem import (
     Activity,
     Barrier,
@@ -47,6 +47,8 @@ def problem_of(program: Program, decisions: Sequence[Decision], *, budget_bytes:
                 parts = [part for part in parts if not _contradicts(part.when)]
                 alive[event.buffer] = [*alive.get(event.buffer, []), *parts] if event.when else []
                 steps.extend(part.change() for part in parts)
+            case HostWait():
+                raise AssertionError("offload is not searched")
             case Touch():
                 steps.append(
                     SolverTouch(pool=_POOLS[Stream.COMPUTE], amount=event.size_bytes, when=_condition(event.when))

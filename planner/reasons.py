@@ -1,7 +1,10 @@
 """Why the plan is what it is: what binds, and what the alternatives would have cost."""
 
+from planner.costs.optimizer import state_notes
 from planner.knobs import num_micro_batches
 from planner.nodes import OpenCandidate
+from planner.older_torch import older_torch_notes
+from planner.program.inputs import local_shards, partition_of
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
 from planner.search import Found
 
@@ -13,7 +16,12 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
     """Reasons for people; everything in them follows from the search and the predictions."""
     return Reasons(
         binds=_binds(predictions),
-        notes=(*_notes(decisions, predictions), *_unused_measurements(request)),
+        notes=(
+            *_notes(decisions, predictions),
+            *_optimizer_notes(request, decisions),
+            *older_torch_notes(request, decisions),
+            *_unused_measurements(request),
+        ),
         alternatives=tuple(_alternatives(request, found)),
     )
 
@@ -24,6 +32,7 @@ def _binds(predictions: Predictions) -> str:
         "all-gathers": step.exposed_all_gather_ns,
         "reduce-scatters": step.exposed_reduce_scatter_ns,
         "all-reduces": step.exposed_all_reduce_ns,
+        "copies from and to the host": step.exposed_host_copy_ns,
         "the CPU's launches": step.exposed_launch_ns,
     }
     stream, worst = max(exposed.items(), key=lambda item: item[1])
@@ -50,6 +59,11 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
             f"{decisions.mesh.replicate} times"
         )
     return notes
+
+
+def _optimizer_notes(request: PlanRequest, decisions: Decisions) -> tuple[str, ...]:
+    shards = local_shards(partition_of(request.model, decisions), decisions.mesh.shard)
+    return state_notes(request.workload, shards)
 
 
 def _unused_measurements(request: PlanRequest) -> list[str]:

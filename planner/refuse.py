@@ -2,28 +2,29 @@
 
 from collections.abc import Iterator
 
+from planner.catalog.torch_versions import INTEGERS, KNOBS, RELEASES, supported, used_knobs
 from planner.schema import (
     LOSS_PATH,
     CallKind,
+    Decisions,
     DType,
     ElementAtom,
     InconsistentRequest,
+    ModelDescription,
     Objective,
     OptimizerGroup,
     OptimizerName,
     Parameter,
     PlanRequest,
     Polynomial,
-    Precision,
     UnsupportedField,
 )
+from planner.schema.versions import release_of
 
 MAX_DEVICES = 2**17
 """Largest world that is planned; costs are worked out group by group, and nothing larger has been built."""
 COMPUTE_DTYPES = frozenset({DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
 """Element types that autograd and optimizers of torch compute in."""
-REDUCE_DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16})
-"""Reductions that FSDP2 does in one pass; in others it divides before and after them."""
 
 
 def refuse_unsupported(request: PlanRequest) -> None:
@@ -42,7 +43,6 @@ def refuse_unmodelled(request: PlanRequest) -> None:
     _model(request)
     _parameters(request)
     _workload(request)
-    _reduction(request)
     _cluster(request)
 
 
@@ -133,34 +133,54 @@ def _workload(request: PlanRequest) -> None:
     for field in ("tensor", "pipeline", "context", "expert"):
         if getattr(workload.parallelism, field) != 1:
             raise UnsupportedField(f"workload.parallelism.{field}", "use 1")
-    major, _, minor = workload.torch_version.partition(".")
-    if not (major == "2" and minor.split(".")[0] in ("11", "12", "13")):
-        raise UnsupportedField("workload.torch_version", "this planner knows FSDP2 of torch 2.11, 2.12 and 2.13")
-    for field in ("param_dtype", "output_dtype"):
+    _torch_version(request)
+    for field in ("param_dtype", "reduce_dtype", "output_dtype"):
         dtype = getattr(workload.precision, field)
         if dtype is not None and dtype not in COMPUTE_DTYPES:
             raise UnsupportedField(f"workload.precision.{field}", f"use 'bfloat16' or 'float32', not '{dtype}'")
 
 
-def _reduction(request: PlanRequest) -> None:
-    precision = request.workload.precision
+def _torch_version(request: PlanRequest) -> None:
+    version = request.workload.torch_version
+    try:
+        known = ".".join(map(str, release_of(version)[:2])) in RELEASES
+    except ValueError:
+        known = False
+    if not known:
+        releases = f"{', '.join(RELEASES[:-1])} and {RELEASES[-1]}"
+        raise UnsupportedField("workload.torch_version", f"this planner knows FSDP2 of torch {releases}")
+    _integer_parameters(request)
+
+
+def _integer_parameters(request: PlanRequest) -> None:
+    version = request.workload.torch_version
+    if supported("integer_parameters", version):
+        return
     for name, parameter in request.model.iter_parameters():
-        if not parameter.requires_grad:
-            continue
-        dtype = _reduced_in(parameter, precision)
-        if dtype not in REDUCE_DTYPES:
-            why = "" if precision.reduce_dtype else f" (the gradient of {name!r} would be reduced in {dtype})"
-            raise UnsupportedField("workload.precision.reduce_dtype", f"use 'float32' or 'bfloat16'{why}")
+        if parameter.dtype in INTEGERS:
+            raise UnsupportedField(
+                "workload.torch_version",
+                f"fully_shard of torch {version} fails for the integer parameter {name!r}; use torch "
+                f"{KNOBS['integer_parameters'].since} or later",
+            )
 
 
-def _reduced_in(parameter: Parameter, precision: Precision) -> DType:
-    return precision.reduce_dtype or precision.param_dtype or parameter.dtype
+def refuse_missing_knobs(decisions: Decisions, model: ModelDescription, version: str) -> None:
+    """Raise InconsistentRequest for the first knob that FSDP2 of the trainer's torch does not have."""
+    for path, knob in used_knobs(decisions, model):
+        if not supported(knob, version):
+            raise InconsistentRequest(
+                f"{path} needs FSDP2 of torch {KNOBS[knob].since} or later, but workload.torch_version is "
+                f"{version!r}; leave it at its default, or train with a later torch"
+            )
 
 
 def _optimizer(path: str, group: OptimizerGroup) -> None:
     """What torch 2.13 has, but raises an error for when parameters are sharded."""
     if group.optimizer is OptimizerName.ADAFACTOR:
-        raise UnsupportedField(f"{path}.optimizer", "torch's Adafactor takes no sharded parameters; use 'adamw'")
+        raise UnsupportedField(
+            f"{path}.optimizer", "neither torch's Adafactor nor transformers' takes sharded parameters; use 'adamw'"
+        )
     if group.optimizer in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM) and group.implementation == "fused":
         raise UnsupportedField(
             f"{path}.implementation", "torch's fused SGD takes no sharded parameters; use 'foreach'"

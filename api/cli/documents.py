@@ -58,7 +58,12 @@ def load_plan(path: Path) -> PlanBody:
 
 
 def load_decisions(path: Path) -> Decisions:
-    """Decisions from a file that holds them alone, or a plan.
+    """Decisions from a file that holds them alone, or a plan; errors as `load_planned`."""
+    return load_planned(path)[0]
+
+
+def load_planned(path: Path) -> tuple[Decisions, str | None]:
+    """Decisions from a file that holds them alone, or a plan, with the fingerprint of the plan's model.
 
     Raises:
         InvalidDocument: the text is neither, or the plan is infeasible and has none.
@@ -68,13 +73,13 @@ def load_decisions(path: Path) -> Decisions:
         from pydantic import ValidationError
 
         try:
-            return Decisions.model_validate(value)
+            return Decisions.model_validate(value), None
         except ValidationError as error:
             raise InvalidDocument.from_pydantic(error, kind="set of decisions", source=str(path)) from None
-    decisions = load_plan(path).decisions
-    if decisions is None:
+    plan = load_plan(path)
+    if plan.decisions is None:
         raise InvalidDocument(f"{path}: this plan is infeasible and has no decisions; simulate another one")
-    return decisions
+    return plan.decisions, plan.model_fingerprint
 
 
 def read_document(kind: type[D], path: Path) -> D:

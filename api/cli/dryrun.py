@@ -28,7 +28,7 @@ def dryrun(
     """Apply a plan to your model with the real FSDP2 code, on fake tensors, and compare with the prediction.
 
     Needs torch, no GPU and hardly any memory, whatever the size of the model and the number of ranks. TARGET is
-    looked up among installed packages, then from the working directory.
+    looked up among installed packages, then from the working directory, and must build the model of the plan.
 
     [dim]Examples[/dim]
 
@@ -38,10 +38,10 @@ def dryrun(
 
     Exit codes: 0 equal, 1 they differ, 2 an error in what you gave.
     """
-    from api.cli.documents import load_decisions, read_document
+    from api.cli.documents import load_planned, read_document
     from planner.schema import InconsistentRequest, PlanRequest
 
-    decisions = load_decisions(plan)
+    decisions, fingerprint = load_planned(plan)
     asked = read_document(PlanRequest, request) if request is not None else None
     if (asked is None) == (sequence is None):
         raise InconsistentRequest("give either --request FILE or --seq TOKENS")
@@ -54,7 +54,14 @@ def dryrun(
 
     tokens = sequence or (asked.workload.sequence if asked is not None else 0)
     groups = {"optimizer_groups": asked.workload.optimizer_groups} if asked is not None else {}
-    job = DryRunJob(record="program", build=target, decisions=decisions, sequence=tokens, **groups)
+    job = DryRunJob(
+        record="program",
+        build=target,
+        decisions=decisions,
+        sequence=tokens,
+        model_fingerprint=fingerprint,
+        **groups,
+    )
     if not _compare(job, asked):
         raise typer.Exit(1)
 
@@ -97,9 +104,9 @@ def _compare(job: "DryRunJob", request: "PlanRequest | None") -> bool:
 
     jobs = [job] if request is None else [job, job.model_copy(update={"record": "memory"})]
     with stderr().status("running FSDP2 on fake tensors"):
+        program, *memory = run_isolated(jobs)
         model = request.model if request is not None else _described(job)
         predicted = predicted_outline(model, job.decisions, sequence=job.sequence)
-        program, *memory = run_isolated(jobs)
     assert isinstance(program, tuple)
     found = compare(predicted, program)
     rows: tuple[MemoryComparison, ...] = ()

@@ -18,7 +18,8 @@ def timeline(
 ) -> None:
     """Write the predicted step as a trace that ui.perfetto.dev opens: streams, CPU, stalls, memory.
 
-    The trace has one micro-batch and the optimizer step. Memory is shown beside the compute that needs it.
+    The trace has each micro-batch that differs from the others once, and the optimizer step. Memory is shown beside
+    the compute that needs it.
 
     [dim]Examples[/dim]
 
@@ -33,17 +34,16 @@ def timeline(
     decisions = load_decisions(plan)
     request = options.to_request()
 
-    from planner.program.inputs import local_shards
     from planner.simulate import replay
     from planner.simulate.predict import program_of
     from planner.simulate.trace import chrome_trace
 
     built = program_of(request, decisions)
-    optimizer_ns = built.costs.optimizer_ns(local_shards(built.partition, decisions.mesh.shard))
     trace = chrome_trace(
-        replay(built.program, points=True),
+        [replay(program, points=True) for program, _ in built.programs],
         name=f"{request.model.name} on {request.cluster.name}",
-        optimizer_ns=optimizer_ns,
+        optimizer_ns=built.optimizer_ns,
+        cpu_optimizer_ns=built.cpu_optimizer_ns,
     )
     text = json.dumps(trace) + "\n"
     if output is None:

@@ -4,7 +4,8 @@ It shares no code with solver, program and simulator. Where they build and repla
 imitates the hooks of FSDP2 one by one on virtual clocks and byte counters.
 """
 
+from planner.check.costs import StepCosts
 from planner.check.report import CheckReport, check
-from planner.check.step import Recomputed, StepCosts, recompute
+from planner.check.step import Recomputed, recompute
 
 __all__ = ["CheckReport", "Recomputed", "StepCosts", "check", "recompute"]

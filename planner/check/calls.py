@@ -1,9 +1,46 @@
-"""The calls of a model under the activation policies of a plan."""
+"""What the calls of a plan keep, need and make under its activation policies."""
 
-from planner.schema.model import LOSS_PATH, CallKind, Liveness, ModelDescription
-from planner.schema.plan import ActivationPolicy, Decisions
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.check.parts import PlannedCall, planned_calls
+from planner.schema.model import (
+    LOSS_PATH,
+    CallKind,
+    KeptBy,
+    Liveness,
+    ModelDescription,
+    Moment,
+    SelectiveCheckpoint,
+    SharedTensor,
+)
+from planner.schema.plan import ActivationPlan, ActivationPolicy, Decisions
 from planner.schema.polynomial import Polynomial
 from planner.schema.request import PlanRequest
+
+CHECKPOINTING = (ActivationPolicy.FULL, ActivationPolicy.SELECTIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointedBlock:
+    """A call under full checkpointing that was replaced by its parts."""
+
+    path: str
+    first: int
+    last: int
+    recomputed_to: int | None
+    """Last part that a recomputation runs; None when no backward needs it.
+
+    Recomputation starts when a backward needs what the forward did not keep, and stops as soon as the last of that
+    is there again (`torch.utils.checkpoint`, early stop): parts behind the last one that saves something neither
+    start it nor run again.
+    """
+    forward: tuple[Moment, ...]
+    """Allocation points of the whole block in forward."""
+    kept_bytes: int
+    """From the end of the forward to that of the recomputation, where it stands for the gradient of the output."""
+    shared_bytes: int
+    """Shared tensors that the block saves first; its first part keeps them once it is recomputed."""
 
 
 class Calls:
@@ -13,64 +50,162 @@ class Calls:
         self._model = request.model
         self._micro_batch = decisions.micro_batch
         self._sequence = request.workload.sequence
-        self._checkpointed = {item.module for item in decisions.activations if item.policy is ActivationPolicy.FULL}
-        indices = range(len(self._model.calls))
-        self.loss = [index for index in indices if self._model.calls[index].path == LOSS_PATH]
+        self._policies = {item.module: item for item in decisions.activations if item.policy in CHECKPOINTING}
+        self._offloaded = {item.module for item in decisions.activations if item.policy is ActivationPolicy.OFFLOAD}
+        self.planned = planned_calls(self._model, decisions)
+        indices = range(len(self.planned))
+        self.loss = [index for index in indices if self.planned[index].path == LOSS_PATH]
         """Calls outside the root module."""
-        self.main = [index for index in indices if self._model.calls[index].path != LOSS_PATH]
+        self.main = [index for index in indices if self.planned[index].path != LOSS_PATH]
         """Calls inside the root module."""
-        self._trainable = {
-            name: parameter.tied_to or name
-            for name, parameter in self._model.iter_parameters()
-            if parameter.requires_grad
+        self._first_parts = {call.origin: index for index, call in reversed(list(enumerate(self.planned)))}
+        self._trainable = trainable_storages(self._model)
+        self._first_uses = first_uses(self._model, self.planned)
+        blocks = self._blocks()
+        self.blocks: Mapping[int, CheckpointedBlock] = {
+            index: block for block in blocks for index in range(block.first, block.last + 1)
         }
+        """Checkpointed block of each of its parts."""
 
     def kind_name(self, index: int) -> str:
         """Key of the call's kind."""
-        return self._model.calls[index].kind
+        return self.planned[index].kind
 
     def kind(self, index: int) -> CallKind:
         """What the call does."""
         return self._model.kinds[self.kind_name(index)]
 
-    def is_checkpointed(self, index: int) -> bool:
-        """Whether backward recomputes the call."""
-        return self._model.calls[index].path in self._checkpointed
+    def policy(self, index: int) -> ActivationPlan | None:
+        """Checkpointing of the call itself, not of a block that it is a part of."""
+        call = self.planned[index]
+        is_glue_of_block = any(whole.path == call.path for whole in call.replaced)
+        return None if is_glue_of_block else self._policies.get(call.path)
 
     def host_waits(self, index: int) -> bool:
         """Whether the host waits for the device in the forward of the call."""
         return any(region.host_sync for region in self.kind(index).regions)
 
     def liveness(self, index: int) -> Liveness:
-        """What the call keeps and needs under its policy."""
-        kind = self.kind(index)
-        if not self.is_checkpointed(index):
+        """What the call keeps and needs under its policy; parts of a checkpointed block keep all that they save."""
+        kind, policy = self.kind(index), self.policy(index)
+        if policy is None:
             return kind.none
-        assert kind.full is not None, "checked with the structure of the plan"
-        return kind.full
+        entry = selected(kind, policy)
+        found = entry.liveness if entry else kind.full
+        assert found is not None, "checked with the structure of the plan"
+        return found
+
+    def saved_ops(self, index: int) -> tuple[str, ...]:
+        """Operations whose outputs a selectively checkpointed call keeps."""
+        policy = self.policy(index)
+        entry = selected(self.kind(index), policy) if policy else None
+        return entry.saved_ops if entry else ()
 
     def at(self, size_bytes: Polynomial) -> int:
         """Value at the point of the plan."""
         return size_bytes.at(self._micro_batch, self._sequence)
 
     def kept_bytes(self, index: int) -> int:
-        """What stays from forward to backward, with the shared tensors that this call is the first to save."""
-        shared = sum(self.at(t.size_bytes) for t in self._model.shared if t.first_call == index)
-        return self.liveness(index).kept_bytes(self._micro_batch, self._sequence) + shared
+        """What stays from forward or recomputation to backward, with shared tensors that this call saves first."""
+        is_first = self._first_parts[self.planned[index].origin] == index
+        shared = self._shared_bytes(self.planned[index].origin) if is_first else 0
+        return self._kept_alone(index) + shared
+
+    def offloaded_bytes(self, index: int) -> int:
+        """What goes to the host after the forward of the call; shared tensors stay."""
+        path = self.planned[index].path
+        return self._kept_alone(index) if path in self._offloaded and not self.policy(index) else 0
+
+    def _kept_alone(self, index: int) -> int:
+        return self.liveness(index).kept_bytes(self._micro_batch, self._sequence)
+
+    def _shared_bytes(self, origin: int) -> int:
+        return sum(
+            self.at(tensor.size_bytes)
+            for tensor in self._model.shared
+            if tensor.first_call == origin and self._is_kept(tensor)
+        )
+
+    def _is_kept(self, tensor: SharedTensor) -> bool:
+        calls = self._model.calls[tensor.first_call : tensor.last_call + 1]
+        checkpointed = [
+            call.path in self._policies for call in calls if self._model.kinds[call.kind].full is not None
+        ]
+        match tensor.kept_by:
+            case KeptBy.FULL:
+                return any(checkpointed)
+            case KeptBy.NONE:
+                return not all(checkpointed)
+            case _:
+                return True
 
     def gradients(self, index: int) -> list[str | None]:
-        """Storages in the order in which backward completes their gradients; None for a frozen parameter."""
-        names = gradient_names(self._model, index)
-        return [self._trainable.get(name) for name in names]
+        """Storages in the order in which backward makes their gradients; None for a frozen parameter."""
+        return [self._trainable.get(name) for name in gradient_names(self._model, self.planned[index])]
+
+    def completes(self, index: int, name: str) -> bool:
+        """Whether no call that runs later in backward makes a gradient of this storage."""
+        return self._first_uses[name] == index
 
     def with_gradient(self) -> set[str]:
-        """Parameters that get a gradient at all."""
-        running = [index for index in (*self.main, *self.loss) if self.kind(index).output_requires_grad]
-        return {name for index in running for name in self.gradients(index) if name is not None}
+        """Storages that get a gradient at all."""
+        return set(self._first_uses)
+
+    def _blocks(self) -> list[CheckpointedBlock]:
+        parts: dict[int, list[int]] = {}
+        for index in self.main:
+            for whole in self.planned[index].replaced:
+                if whole.path in self._policies:
+                    parts.setdefault(whole.number, []).append(index)
+        return [self._block(indices) for indices in parts.values()]
+
+    def _block(self, indices: Sequence[int]) -> CheckpointedBlock:
+        first = self.planned[indices[0]]
+        whole = next(whole for whole in first.replaced if whole.path in self._policies)
+        full = self._model.kinds[whole.kind].full
+        assert full is not None, "checked with the structure of the plan"
+        is_first = self._first_parts[first.origin] == indices[0]
+        shared = self._shared_bytes(first.origin) if is_first else 0
+        running = [index for index in indices if self.kind(index).output_requires_grad]
+        saving = [index for index in running if self.kind(index).none.saved]
+        return CheckpointedBlock(
+            path=whole.path,
+            first=indices[0],
+            last=indices[-1],
+            recomputed_to=max(saving or running, default=None),
+            forward=full.forward,
+            kept_bytes=full.kept_bytes(self._micro_batch, self._sequence),
+            shared_bytes=shared,
+        )
 
 
-def gradient_names(model: ModelDescription, index: int) -> list[str]:
+def selected(kind: CallKind, policy: ActivationPlan) -> SelectiveCheckpoint | None:
+    """The described way of selective checkpointing that keeps the outputs of the plan's operations, if any."""
+    if policy.policy is not ActivationPolicy.SELECTIVE:
+        return None
+    wanted = set(policy.saved_ops)
+    return next((entry for entry in kind.selective if set(entry.saved_ops) == wanted), None)
+
+
+def gradient_names(model: ModelDescription, call: PlannedCall) -> list[str]:
     """Full names in the gradient order of a call."""
-    call = model.calls[index]
     prefix = "" if call.path in ("", LOSS_PATH) else f"{call.path}."
     return [prefix + name for name in model.kinds[call.kind].gradient_order]
+
+
+def trainable_storages(model: ModelDescription) -> dict[str, str]:
+    """Storage of each trainable parameter by full name: the parameter that it is tied to, or itself."""
+    return {
+        name: parameter.tied_to or name for name, parameter in model.iter_parameters() if parameter.requires_grad
+    }
+
+
+def first_uses(model: ModelDescription, calls: Sequence[PlannedCall]) -> dict[str, int]:
+    """First call with a backward that makes a gradient of each storage."""
+    trainable, first = trainable_storages(model), dict[str, int]()
+    for index, call in enumerate(calls):
+        if model.kinds[call.kind].output_requires_grad:
+            for name in gradient_names(model, call):
+                if name in trainable:
+                    first.setdefault(trainable[name], index)
+    return first

@@ -1,4 +1,4 @@
-"""Virtual device: clocks of streams, links and the issuing CPU, and byte counters of the allocator pools."""
+"""Virtual device: clocks of streams, links and the issuing CPU, and byte counters of device pools and host."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,12 +15,15 @@ class Stream(StrEnum):
     GATHER = "gather"
     REDUCE = "reduce"
     ALL_REDUCE = "all_reduce"
+    OFFLOAD = "offload"
+    """The client's own, for copies of activations; it allocates nothing on the device."""
 
 
 class Link(StrEnum):
     """Resources on which collectives follow each other in issue order."""
 
     SHARD = "shard"
+    REDUCE = "reduce"
     REPLICATE = "replicate"
 
 
@@ -32,11 +35,24 @@ class Machine:
         self.pool_peaks: Counter[Stream] = Counter()
         self.allocated_peak = 0
         self.categories_at_peak: dict[MemoryCategory, int] = {}
+        self.host_peak_bytes = 0
         self._launch_ns = launch_ns
         self._streams: Counter[Stream] = Counter()
         self._links: Counter[Link] = Counter()
         self._pools: Counter[Stream] = Counter()
         self._categories: Counter[MemoryCategory] = Counter()
+        self._host_bytes = 0
+
+    def restart_clocks(self) -> None:
+        """Begin a micro-batch with everything idle; memory stays as it is."""
+        self.cpu_ns = 0
+        self._streams.clear()
+        self._links.clear()
+
+    @property
+    def end_ns(self) -> int:
+        """When compute has done all of its waits and the CPU has issued everything."""
+        return max(self.time_ns(Stream.COMPUTE), self.cpu_ns)
 
     def run(self, stream: Stream, duration_ns: int, launches: int = 1, link: Link | None = None) -> int:
         """Issue one operation and return the time of its end."""
@@ -92,6 +108,19 @@ class Machine:
         self._note_peak(pool)
         for category, size_bytes in sizes.items():
             self.free(pool, category, size_bytes)
+
+    def allocate_host(self, size_bytes: int) -> None:
+        """Take host memory for the rest of the step."""
+        self._host_bytes += size_bytes
+        self.touch_host(0)
+
+    def free_host(self, size_bytes: int) -> None:
+        """Give host memory back."""
+        self._host_bytes -= size_bytes
+
+    def touch_host(self, size_bytes: int) -> None:
+        """Hold host memory for an instant."""
+        self.host_peak_bytes = max(self.host_peak_bytes, self._host_bytes + size_bytes)
 
     def _note_peak(self, pool: Stream) -> None:
         self.pool_peaks[pool] = max(self.pool_peaks[pool], self._pools[pool])

@@ -5,17 +5,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.check.step import Recomputed, Replay, StepCosts
+from planner.check.costs import StepCosts
+from planner.check.step import Recomputed, Replay
 from planner.check.structure import structural_problems
 from planner.costs.model import CostModel
 from planner.schema.errors import ShardwrightError
+from planner.schema.model import StateTier
 from planner.schema.plan import ActivationPolicy, Certificate, Decisions, PlanBody, Predictions
 from planner.schema.request import ClientFeature, Objective, PlanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What the checker found. Numbers are 0 when the decisions were too broken to recompute them."""
+    """What the checker found. Numbers are 0 when the decisions were too broken to recompute them.
+
+    Counts and `micro_batch_ns` are those of every micro-batch where all are alike, else those of the last one
+    (`planner.check.step.Recomputed`).
+    """
 
     passed: bool
     problems: tuple[str, ...] = ()
@@ -24,6 +30,7 @@ class CheckReport:
     reserved_bytes: int = 0
     allocated_bytes: int = 0
     pools_bytes: Mapping[str, int] = field(default_factory=dict)
+    host_bytes: int = 0
     num_all_gathers: int = 0
     num_reduce_scatters: int = 0
     num_all_reduces: int = 0
@@ -67,6 +74,7 @@ def check(request: PlanRequest, body: PlanBody, costs: StepCosts | None = None) 
         reserved_bytes=found.reserved_bytes,
         allocated_bytes=found.allocated_bytes,
         pools_bytes=found.pools_bytes,
+        host_bytes=found.host_bytes,
         num_all_gathers=found.num_all_gathers,
         num_reduce_scatters=found.num_reduce_scatters,
         num_all_reduces=found.num_all_reduces,
@@ -83,7 +91,7 @@ def _recomputed(
 ) -> Recomputed | None:
     """The numbers of sound decisions, or None with the reason added to the problems."""
     try:
-        return Replay(request, decisions, costs or CostModel.of(request, decisions.mesh)).run()
+        return Replay(request, decisions, costs or CostModel.of_plan(request, decisions)).run()
     except ShardwrightError as error:
         problems.append(f"costs cannot be worked out: {error}")
         return None
@@ -91,13 +99,18 @@ def _recomputed(
 
 def _features(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
     """Knobs that the caller's client cannot apply."""
-    units = decisions.units
+    units, runtime = decisions.units, decisions.runtime
+    policies = {item.policy for item in decisions.activations}
     used = {
         ClientFeature.HYBRID_MESH: decisions.mesh.replicate > 1,
         ClientFeature.PREFETCH: any(unit.forward_prefetch or unit.backward_prefetch for unit in units),
-        ClientFeature.CHECKPOINT_FULL: any(a.policy is ActivationPolicy.FULL for a in decisions.activations),
+        ClientFeature.RESHARD_INTEGER: any(type(unit.reshard_after_forward) is int for unit in units),
+        ClientFeature.CHECKPOINT_FULL: ActivationPolicy.FULL in policies,
+        ClientFeature.CHECKPOINT_SELECTIVE: ActivationPolicy.SELECTIVE in policies,
         ClientFeature.GROUPED_UNITS: any(len(unit.modules) > 1 for unit in units),
-        ClientFeature.REDUCE_SCATTER_BUFFERS: decisions.runtime.reduce_scatter_max_input_buffers > 1,
+        ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in units),
+        ClientFeature.REDUCE_SCATTER_BUFFERS: runtime.reduce_scatter_max_input_buffers > 1,
+        ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,
     }
     if request.client_features is None:
         return
@@ -153,12 +166,14 @@ def _breakdown(predictions: Predictions) -> Iterator[str]:
 
 
 def _compared(predictions: Predictions, found: Recomputed) -> Iterator[str]:
+    """Differences; counts of collectives are per micro-batch, of the last one where micro-batches differ."""
     peak = predictions.peak
     for name, predicted, actual in (
         ("step_time_ns", predictions.step_time_ns, found.step_time_ns),
         ("breakdown.optimizer_ns", predictions.breakdown.optimizer_ns, found.optimizer_ns),
         ("peak.reserved_bytes", peak.reserved_bytes, found.reserved_bytes),
         ("peak.allocated_bytes", peak.allocated_bytes, found.allocated_bytes),
+        ("host_bytes", predictions.host_bytes, found.host_bytes),
         ("num_all_gathers", predictions.num_all_gathers, found.num_all_gathers),
         ("num_reduce_scatters", predictions.num_reduce_scatters, found.num_reduce_scatters),
         ("num_all_reduces", predictions.num_all_reduces, found.num_all_reduces),
@@ -177,6 +192,8 @@ def _compared(predictions: Predictions, found: Recomputed) -> Iterator[str]:
 def _limits(request: PlanRequest, found: Recomputed) -> Iterator[str]:
     if found.reserved_bytes > found.budget.budget_bytes:
         yield f"the peak of {found.reserved_bytes} bytes exceeds the budget of {found.budget.budget_bytes}"
+    if 0 < found.host_budget_bytes < found.host_bytes:
+        yield f"{found.host_bytes} bytes of host memory exceed the {found.host_budget_bytes} that a rank has"
     limit = request.limits.step_time_ns
     if limit is not None and found.step_time_ns > limit:
         yield f"the step of {found.step_time_ns} ns exceeds the limit of {limit}"

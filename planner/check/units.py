@@ -1,26 +1,25 @@
-"""Which parameters and calls each unit owns, and the bytes that follow from them."""
+"""Which parameters each unit owns and when it runs, and the bytes that follow from them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from planner.check.parts import PlannedCall
+from planner.check.passes import Pass, module_depth, module_runs, unit_passes
 from planner.schema.base import DType
-from planner.schema.model import LOSS_PATH, ModelDescription, Parameter
+from planner.schema.model import ModelDescription, Parameter, StateTier
 from planner.schema.plan import Decisions, UnitPlan
 
 _FLOATING = {name for name in DType if "float" in name}
 
 
-def is_at_or_below(path: str, module: str) -> bool:
-    """Whether a dotted path lies in a module; everything lies in the root."""
-    return not module or path == module or path.startswith(f"{module}.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedParameter:
-    """One parameter under even dim-0 sharding, as rank 0 (the fullest) sees it."""
+    """One parameter under even sharding, as rank 0 (the fullest) sees it."""
 
     name: str
+    dim: int
+    """Dimension that is sharded."""
     shard_elements: int
     num_elements: int
     storage: DType
@@ -30,14 +29,19 @@ class ShardedParameter:
 
     @classmethod
     def of(cls, name: str, parameter: Parameter, decisions: Decisions) -> "ShardedParameter":
-        """Apply the mesh and the mixed-precision policy to a parameter."""
+        """Apply mesh, sharded dimension and mixed-precision policy to a parameter.
+
+        Dimension 0 is padded to a multiple of the shard degree, another one must be a multiple.
+        """
+        dim = next((item.dim for item in decisions.shard_dims if item.parameter == name), 0)
         storage = parameter.dtype
         gathered = decisions.param_dtype if decisions.param_dtype and storage in _FLOATING else storage
-        rows = parameter.shape[0] if parameter.shape else 1
-        rows_per_rank = -(-rows // decisions.mesh.shard)
+        size = parameter.shape[dim] if dim < len(parameter.shape) else 1
+        per_rank = -(-size // decisions.mesh.shard)
         return cls(
             name=name,
-            shard_elements=rows_per_rank * (parameter.num_elements // rows) if rows else 0,
+            dim=dim,
+            shard_elements=per_rank * (parameter.num_elements // size) if size else 0,
             num_elements=parameter.num_elements,
             storage=storage,
             gathered=gathered,
@@ -66,6 +70,11 @@ class ShardedParameter:
         return self.num_elements * self.gathered.itemsize_bytes
 
     @property
+    def accumulated_bytes(self) -> int:
+        """Full gradient in the element type of the reduction."""
+        return self.num_elements * self.reduced.itemsize_bytes
+
+    @property
     def reduce_output_bytes(self) -> int:
         """What this rank receives from a reduce-scatter."""
         return self.shard_elements * self.reduced.itemsize_bytes
@@ -73,12 +82,14 @@ class ShardedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A unit of the plan with what it owns. `first_call` is None when none of its modules runs."""
+    """A unit of the plan with what it owns."""
 
     plan: UnitPlan
     parameters: tuple[ShardedParameter, ...]
-    first_call: int | None
-    last_call: int | None
+    passes: tuple[Pass, ...]
+    """Empty for the root, which runs from the first call to the last, and for units that never run."""
+    ends_complete: bool
+    """Whether all of its modules have run in its last pass."""
     registration: tuple[int, int]
     """Sorts units as `named_modules()` meets them."""
 
@@ -86,6 +97,16 @@ class Unit:
     def is_root(self) -> bool:
         """Whether this is the unit of the root module."""
         return self.plan.modules == ("",)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its hooks fire in a forward at all."""
+        return self.is_root or bool(self.passes)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether shards, sharded gradients and optimizer state are in host memory."""
+        return self.plan.parameter_tier is StateTier.HOST
 
     @property
     def name(self) -> str:
@@ -103,19 +124,9 @@ class Unit:
         return sum(parameter.gather_input_bytes for parameter in self.parameters)
 
     @cached_property
-    def cast_bytes(self) -> int:
-        """Temporary copy of the shards that gathering casts."""
-        return sum(parameter.cast_bytes for parameter in self.parameters)
-
-    @property
-    def depth(self) -> int:
-        """Path depth of the shallowest module."""
-        return min(module_depth(module) for module in self.plan.modules)
-
-
-def module_depth(module: str) -> int:
-    """Number of names in a dotted path."""
-    return len(module.split(".")) if module else 0
+    def stored_bytes(self) -> int:
+        """Shards in their storage dtypes."""
+        return sum(parameter.stored_bytes for parameter in self.parameters)
 
 
 def module_owners(units: Iterable[UnitPlan]) -> dict[str, int]:
@@ -135,7 +146,7 @@ def owner(path: str, owners: Mapping[str, int]) -> int | None:
     return owners.get(module)
 
 
-def build_units(model: ModelDescription, decisions: Decisions) -> tuple[Unit, ...]:
+def build_units(model: ModelDescription, decisions: Decisions, calls: Sequence[PlannedCall]) -> tuple[Unit, ...]:
     """The units in the order of the plan."""
     owners = module_owners(decisions.units)
     owned: dict[int, list[ShardedParameter]] = {}
@@ -145,20 +156,16 @@ def build_units(model: ModelDescription, decisions: Decisions) -> tuple[Unit, ..
         index = owner(name, owners)
         if parameter.tied_to is None and index is not None:
             owned.setdefault(index, []).append(ShardedParameter.of(name, parameter, decisions))
-    calls: dict[str, list[int]] = {}
-    for index, call in enumerate(model.calls):
-        if call.path != LOSS_PATH:
-            for module in (call.path, *_modules_above(call.path)):
-                calls.setdefault(module, []).append(index)
     units = []
     for index, plan in enumerate(decisions.units):
-        inside = [call for module in plan.modules for call in calls.get(module, ())]
+        runs = [run for module in plan.modules if module for run in module_runs(model, calls, module)]
+        passes, ends_complete = unit_passes(runs, plan.modules)
         units.append(
             Unit(
                 plan=plan,
                 parameters=tuple(owned.get(index, ())),
-                first_call=min(inside, default=None),
-                last_call=max(inside, default=None),
+                passes=passes,
+                ends_complete=ends_complete,
                 registration=min((places.get(m, len(places)), module_depth(m)) for m in plan.modules),
             )
         )
@@ -171,13 +178,13 @@ def _modules_above(path: str) -> list[str]:
     return [".".join(names[:length]) for length in range(len(names))] if path else []
 
 
-def enter_order(units: Iterable[Unit]) -> list[Unit]:
-    """Non-root units that run, as their pre-forward hooks fire: by first call, outer before inner."""
-    running = [unit for unit in units if not unit.is_root and unit.first_call is not None]
-    return sorted(running, key=lambda unit: (unit.first_call, -(unit.last_call or 0), unit.depth))
+def in_enter_order(units: Iterable[Unit]) -> list[tuple[Unit, Pass]]:
+    """Passes of non-root units as their pre-forward hooks fire: by first call, outer before inner."""
+    passes = [(unit, run) for unit in units if not unit.is_root for run in unit.passes]
+    return sorted(passes, key=lambda item: (item[1].first_call, module_depth(item[1].entered.module)))
 
 
-def leave_order(units: Iterable[Unit]) -> list[Unit]:
-    """Non-root units that run, as their post-forward hooks fire: by last call, inner before outer."""
-    running = [unit for unit in units if not unit.is_root and unit.last_call is not None]
-    return sorted(running, key=lambda unit: (unit.last_call, -(unit.first_call or 0), -unit.depth))
+def in_leave_order(units: Iterable[Unit]) -> list[tuple[Unit, Pass]]:
+    """Passes of non-root units as their post-forward hooks fire: by last call, inner before outer."""
+    passes = [(unit, run) for unit in units if not unit.is_root for run in unit.passes]
+    return sorted(passes, key=lambda item: (item[1].last_call, -module_depth(item[1].left.module)))

@@ -32,6 +32,11 @@ PASSES: Mapping[str, Callable[[Region], Work]] = {
 }
 
 
+def recompute_pass(saved_ops: tuple[str, ...]) -> str:
+    """Name of the pass that recomputes a call whose outputs of some operations are kept."""
+    return f"recompute keeping {', '.join(saved_ops)}" if saved_ops else "recompute"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCost:
     """One pass over one kind of call."""
@@ -54,15 +59,21 @@ def pass_costs(request: PlanRequest, device: DeviceSheet, *, overlapped: bool) -
     slowdown = compute_slowdown(request.profile) if overlapped else NO_SLOWDOWN
     costs = {}
     for name, kind in request.model.kinds.items():
-        for which, work_of in PASSES.items():
+        for which, works in _works(kind).items():
             measured = _measured_ns(request.profile, request.workload, name, which)
-            alone_ns = _roofline_ns(name, kind, work_of, request.workload, device) if measured is None else measured
+            alone_ns = _roofline_ns(name, kind, works, request.workload, device) if measured is None else measured
             costs[name, which] = PassCost(
                 duration_ns=slowdown.stretched_ns(alone_ns),
-                num_kernels=sum(work_of(region).num_kernels for region in kind.regions),
+                num_kernels=sum(work.num_kernels for work in works),
                 source=NumberSource.ASSUMED if measured is None else NumberSource.MEASURED,
             )
     return costs
+
+
+def _works(kind: CallKind) -> dict[str, tuple[Work, ...]]:
+    """Work of each region, by pass."""
+    works = {which: tuple(map(work_of, kind.regions)) for which, work_of in PASSES.items()}
+    return works | {recompute_pass(option.saved_ops): option.recompute for option in kind.selective}
 
 
 def pass_sources(costs: Mapping[tuple[str, str], PassCost]) -> tuple[SourcedNumber, ...]:
@@ -113,11 +124,11 @@ def region_ns(region: Region, work: Work, workload: Workload, device: DeviceShee
 
 
 def _roofline_ns(
-    name: str, kind: CallKind, work_of: Callable[[Region], Work], workload: Workload, device: DeviceSheet
+    name: str, kind: CallKind, works: tuple[Work, ...], workload: Workload, device: DeviceSheet
 ) -> int:
     return sum(
-        region_ns(region, work_of(region), workload, device, path=f"model.kinds.{name}.regions[{index}].dtype")
-        for index, region in enumerate(kind.regions)
+        region_ns(region, work, workload, device, path=f"model.kinds.{name}.regions[{index}].dtype")
+        for index, (region, work) in enumerate(zip(kind.regions, works, strict=True))
     )
 
 
@@ -126,7 +137,7 @@ def _measured_ns(profile: Profile | None, workload: Workload, kind: str, which: 
     found = None
     for call in profile.calls if profile else ():
         if (call.kind, call.micro_batch, call.sequence) == (kind, workload.micro_batch, workload.sequence):
-            value: int | None = getattr(call, f"{which}_ns")
+            value: int | None = getattr(call, f"{which}_ns", None)
             found = found if value is None else value
     return found
 

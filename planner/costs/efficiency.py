@@ -39,3 +39,11 @@ MEMORY_PERCENT = 80
 LINK_PERCENT = 80
 """Percent of a link's rate that large collectives attain: nccl-tests reports a bus bandwidth of about 360 GB/s of
 the 450 GB/s of NVLink 4 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md defines it)."""
+
+HOST_LINK_PERCENT = 80
+"""Percent of the PCIe rate that copies of pinned memory attain: 25 of the 31.5 GB/s of 16 lanes of PCIe 4."""
+
+HOST_BYTES_PER_S_PER_CORE = 1_200_000_000
+"""Host memory traffic of one core in an optimizer step where all cores of a node work: optimizers are bound by
+memory, and 128 cores share about 150 GB/s that element-wise kernels attain of two sockets. AdamW `foreach` then
+updates about 0.24e9 parameters per second and rank with 16 cores for each rank."""

@@ -2,19 +2,20 @@
 
 import math
 
+from planner.costs.demands import Demands
 from planner.costs.rates import exact_fraction
 from planner.costs.topology import Topology
 from planner.schema import MemoryBudget, MeshPlan, NumberSource, PlanRequest, SourcedNumber
 
 
-def budget(request: PlanRequest, mesh: MeshPlan, topology: Topology) -> MemoryBudget:
+def budget(request: PlanRequest, mesh: MeshPlan, topology: Topology, demands: Demands = Demands()) -> MemoryBudget:
     """Device memory less context, communicators, fragmentation and other reserves; never below 0.
 
     `limits.memory_bytes` replaces the result, and only the result: the parts stay as they are.
     """
     reserve = request.cluster.reserve
     device_bytes = topology.device_memory_bytes
-    groups = communicator_sizes(mesh)
+    groups = communicator_sizes(mesh, demands)
     parts = {
         "context_bytes": context_bytes(request, topology),
         "communicators_bytes": sum(communicator_bytes(request, size) for size in groups),
@@ -30,15 +31,19 @@ def budget(request: PlanRequest, mesh: MeshPlan, topology: Topology) -> MemoryBu
     )
 
 
-def communicator_sizes(mesh: MeshPlan) -> tuple[int, ...]:
+def communicator_sizes(mesh: MeshPlan, demands: Demands = Demands()) -> tuple[int, ...]:
     """Ranks of each communicator that FSDP2 makes on one rank, the default group of the world first.
 
     A 1-D mesh over the world reuses the default group; each axis of a 2-D mesh with more than one rank is a new
-    one. An integer `reshard_after_forward` adds a group of that many ranks, which is not counted here.
+    one. Every unit with an integer `reshard_after_forward` makes its own group of that many ranks: torch 2.13
+    builds a `DeviceMesh` for each of them (`_get_post_forward_mesh_info`), even where their ranks are the same. The
+    mesh's other axis gets a process group too, which never communicates. `set_separate_reduce_scatter_group` makes
+    one more group over the shard axis for all units.
     """
-    if mesh.replicate == 1:
-        return (mesh.shard,)
-    return (mesh.num_ranks, *(size for size in (mesh.shard, mesh.replicate) if size > 1))
+    axes = (mesh.shard, mesh.replicate) if mesh.replicate > 1 else ()
+    separate = (mesh.shard,) if demands.separate_reduce_scatter_group else ()
+    further = (*axes, *demands.partial_reshards, *separate)
+    return (mesh.num_ranks, *(size for size in further if size > 1))
 
 
 def communicator_bytes(request: PlanRequest, num_ranks: int) -> int:

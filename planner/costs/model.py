@@ -1,24 +1,30 @@
 """CostModel: every duration and size that program, solver and explanation ask for, for one mesh."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from planner.costs.collectives import Collective, Curve, collective_curve
-from planner.costs.compute import PassCost, model_flops, param_dtype_peak, pass_costs, pass_sources
+from planner.costs.compute import PassCost, model_flops, param_dtype_peak, pass_costs, pass_sources, recompute_pass
 from planner.costs.copies import CopyCosts
+from planner.costs.demands import Demands
+from planner.costs.host import HostCosts
 from planner.costs.memory import budget, budget_sources
 from planner.costs.optimizer import (
     Shard,
+    cpu_optimizer_ns,
+    muon_steps,
     optimizer_ns,
     optimizer_state_bytes,
     optimizer_transient_bytes,
     trainable_elements,
 )
+from planner.costs.partial import PartialGathers
 from planner.costs.rates import time_ns
 from planner.costs.slowdown import Slowdown, communication_slowdown
 from planner.costs.topology import Topology
 from planner.schema import (
+    Decisions,
     DeviceSheet,
     MemoryBudget,
     MeshPlan,
@@ -42,6 +48,8 @@ class CostModel:
     """CPU time to issue one kernel."""
     all_reduce_shares_link: bool
     """Both axes cross nodes, so that all-reduces use the same network card as gathers and reduce-scatters."""
+    concurrent_collectives: bool
+    """Collectives of two communicators over the shard axis do not slow each other down; only a profile says so."""
     budget: MemoryBudget
     """Device memory for training tensors."""
     peak_flops_per_s: int
@@ -51,13 +59,22 @@ class CostModel:
     _device: DeviceSheet
     _passes: dict[tuple[str, str], PassCost]
     _copies: CopyCosts
+    _host: HostCosts
     _curves: dict[Collective, Curve]
+    _partial: PartialGathers
+    _demands: Demands
     _slowdown: Slowdown
     """Of collectives."""
+    _known_ns: dict[tuple[Collective, int], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: PlanRequest, mesh: MeshPlan) -> Self:
+    def of(cls, request: PlanRequest, mesh: MeshPlan, demands: Demands = Demands()) -> Self:
         """Work out the costs.
+
+        Args:
+            request: model, cluster, workload and profile.
+            mesh: the mesh of a plan.
+            demands: what the plan asks for besides, which budget and sources depend on; durations do not.
 
         Raises:
             UnknownName: a device or link that the catalog does not have.
@@ -72,19 +89,28 @@ class CostModel:
         return cls(
             launch_ns=topology.device.launch_ns if measured_launch_ns is None else measured_launch_ns,
             all_reduce_shares_link=shard.crosses_nodes and replicate.crosses_nodes,
-            budget=budget(request, mesh, topology),
+            concurrent_collectives=profile is not None and profile.concurrent_collectives,
+            budget=budget(request, mesh, topology, demands),
             peak_flops_per_s=param_dtype_peak(request, topology.device),
             _request=request,
             _device=topology.device,
             _passes=pass_costs(request, topology.device, overlapped=mesh.num_ranks > 1),
             _copies=CopyCosts.of(topology.device, profile),
+            _host=HostCosts.of(request.cluster, topology.device, profile),
             _curves={
                 "all_gather": collective_curve("all_gather", shard, profile),
                 "reduce_scatter": collective_curve("reduce_scatter", shard, profile),
                 "all_reduce": collective_curve("all_reduce", replicate, profile),
             },
+            _partial=PartialGathers(topology=topology, mesh=mesh, profile=profile),
+            _demands=demands,
             _slowdown=communication_slowdown(profile),
         )
+
+    @classmethod
+    def of_plan(cls, request: PlanRequest, decisions: Decisions) -> Self:
+        """Costs of a plan, its demands included; errors as in `of`."""
+        return cls.of(request, decisions.mesh, Demands.of(decisions))
 
     def forward_ns(self, kind: str) -> int:
         """Forward of a call of this kind."""
@@ -94,9 +120,9 @@ class CostModel:
         """Backward of a call, recomputation left out."""
         return self._passes[kind, "backward"].duration_ns
 
-    def recompute_ns(self, kind: str) -> int:
-        """What a fully checkpointed call runs again before its backward."""
-        return self._passes[kind, "recompute"].duration_ns
+    def recompute_ns(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
+        """Recomputation of a checkpointed call of this kind, where the outputs of some operations are kept."""
+        return self._passes[kind, recompute_pass(saved_ops)].duration_ns
 
     def forward_kernels(self, kind: str) -> int:
         """Kernels that the forward of a call launches."""
@@ -106,13 +132,19 @@ class CostModel:
         """Kernels that the backward of a call launches."""
         return self._passes[kind, "backward"].num_kernels
 
-    def recompute_kernels(self, kind: str) -> int:
+    def recompute_kernels(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
         """Kernels that the recomputation of a call launches."""
-        return self._passes[kind, "recompute"].num_kernels
+        return self._passes[kind, recompute_pass(saved_ops)].num_kernels
 
-    def all_gather_ns(self, size_bytes: int) -> int:
-        """All-gather over the shard axis into a buffer of `size_bytes`."""
-        return self._collective_ns("all_gather", size_bytes)
+    def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
+        """All-gather into a buffer of `size_bytes`, over the shard axis or over `ranks` neighbours of it.
+
+        Raises:
+            InconsistentRequest: the shard degree is not a multiple of `ranks`.
+        """
+        if ranks is None or ranks == self._partial.mesh.shard:
+            return self._collective_ns("all_gather", size_bytes)
+        return self._slowdown.stretched_ns(self._partial.curve(ranks).time_ns(size_bytes))
 
     def reduce_scatter_ns(self, size_bytes: int) -> int:
         """Reduce-scatter over the shard axis of a buffer of `size_bytes`."""
@@ -126,6 +158,23 @@ class CostModel:
         """A kernel that reads and writes device memory; 0 only when it moves nothing."""
         return self._copies.copy_ns(read_bytes, write_bytes)
 
+    def host_to_device_ns(self, size_bytes: int) -> int:
+        """Copy from pinned host memory.
+
+        Raises:
+            InconsistentRequest: neither device nor profile has a bandwidth for it.
+        """
+        return self._host.copy_ns("host_to_device", size_bytes)
+
+    def device_to_host_ns(self, size_bytes: int) -> int:
+        """Copy to pinned host memory; errors as in `host_to_device_ns`."""
+        return self._host.copy_ns("device_to_host", size_bytes)
+
+    @property
+    def host_budget_bytes(self) -> int:
+        """Host memory for one rank; 0 when the cluster does not say."""
+        return self._host.memory_bytes
+
     def optimizer_state_bytes(self, name: str, parameter: Parameter, shard_elements: int) -> int:
         """Optimizer state of a shard of `shard_elements`; 0 when frozen.
 
@@ -137,13 +186,33 @@ class CostModel:
     def optimizer_ns(self, shards: Sequence[Shard]) -> int:
         """Optimizer step over `(full name, parameter, elements on this rank)`.
 
+        Unless its rate was measured, what Muon communicates comes on top; an all-reduce counts as a reduce-scatter
+        and an all-gather.
+
         Raises:
             InconsistentRequest: no optimizer group matches a trainable parameter.
         """
         rate = self._measured_optimizer_rate
         if rate is not None:
             return time_ns(trainable_elements(shards), rate)
-        return optimizer_ns(self._request.workload, shards, self._device, launch_ns=self.launch_ns)
+        alone_ns = optimizer_ns(self._request.workload, shards, self._device, launch_ns=self.launch_ns)
+        return alone_ns + sum(
+            sum(map(self.all_gather_ns, (*step.gathered_bytes, *step.all_reduced_bytes)))
+            + sum(map(self.reduce_scatter_ns, step.all_reduced_bytes))
+            for step in muon_steps(self._request.workload, shards, self._partial.mesh.shard)
+        )
+
+    def cpu_optimizer_ns(self, shards: Sequence[Shard]) -> int:
+        """Optimizer step over shards on the host, with this rank's share of the cores.
+
+        Raises:
+            InconsistentRequest: no optimizer group matches a trainable parameter, or the cores are not known.
+        """
+        if not trainable_elements(shards):
+            return 0
+        if self._host.parameters_per_s_per_core is not None:
+            return time_ns(trainable_elements(shards), self._host.parameters_per_s)
+        return cpu_optimizer_ns(self._request.workload, shards, bytes_per_s=self._host.bytes_per_s)
 
     def optimizer_transient_bytes(self, shards: Sequence[Shard]) -> int:
         """Memory that the optimizer step needs beyond state and gradients.
@@ -151,7 +220,7 @@ class CostModel:
         Raises:
             InconsistentRequest: no optimizer group matches a trainable parameter.
         """
-        return optimizer_transient_bytes(self._request.workload, shards)
+        return optimizer_transient_bytes(self._request.workload, shards, self._partial.mesh.shard)
 
     def model_flops(self) -> int:
         """FLOPs of forward and backward of one micro-batch on one rank, without recomputation."""
@@ -164,7 +233,9 @@ class CostModel:
             *self._launch_source(),
             *self._copies.sources(),
             *(number for name, curve in self._curves.items() for number in curve.sources(name)),
+            *self._partial.sources(self._demands.partial_reshards),
             *self._optimizer_source(),
+            *(self._host.sources() if self._demands.offloads else ()),
             *budget_sources(self._request, self.budget),
         )
 
@@ -174,7 +245,12 @@ class CostModel:
         return profile.optimizer_parameters_per_s if profile else None
 
     def _collective_ns(self, collective: Collective, size_bytes: int) -> int:
-        return self._slowdown.stretched_ns(self._curves[collective].time_ns(size_bytes))
+        """The units of a model have few sizes, and a program asks for each of them many times."""
+        known = self._known_ns.get((collective, size_bytes))
+        if known is None:
+            known = self._slowdown.stretched_ns(self._curves[collective].time_ns(size_bytes))
+            self._known_ns[collective, size_bytes] = known
+        return known
 
     def _launch_source(self) -> tuple[SourcedNumber, ...]:
         profile = self._request.profile

@@ -1,11 +1,12 @@
 """State, transient memory and time of the optimizer step, for the shards that one rank holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from planner.catalog.atoms import EIGHT_BIT_BLOCK
 from planner.costs.efficiency import COMPUTE_PERCENT, MEMORY_PERCENT
+from planner.costs.muon import MuonStep
 from planner.costs.rates import time_ns
 from planner.schema import (
     DeviceSheet,
@@ -15,6 +16,7 @@ from planner.schema import (
     OptimizerName,
     Parameter,
     RegionKind,
+    UnsupportedField,
     Workload,
 )
 
@@ -46,7 +48,6 @@ _SEPARATE_PASSES = {
 _ADAM = frozenset({OptimizerName.ADAMW, OptimizerName.ADAM})
 _IN_PLACE = frozenset({OptimizerName.SGD, OptimizerName.SGD_MOMENTUM})
 _KERNELS_PER_PARAMETER = 8
-_NEWTON_SCHULZ_STEPS = 5
 
 
 def group_of(workload: Workload, name: str) -> OptimizerGroup:
@@ -63,6 +64,25 @@ def group_of(workload: Workload, name: str) -> OptimizerGroup:
         f"trainable parameter {name!r} is in no group of workload.optimizer_groups ({globs}); add a group with the "
         "glob '*' at the end, or freeze the parameter"
     )
+
+
+def largest_shard_degree(workload: Workload, parameters: Iterable[tuple[str, Parameter]]) -> int | None:
+    """Ranks over which torch's Muon takes its matrices: no more than the fewest rows; None without Muon.
+
+    Raises:
+        InconsistentRequest: a Muon group holds something that is no matrix, which torch 2.13 refuses.
+    """
+    rows: list[int] = []
+    for name, parameter in parameters:
+        if not parameter.requires_grad or group_of(workload, name).optimizer is not OptimizerName.MUON:
+            continue
+        if len(parameter.shape) != 2:
+            raise InconsistentRequest(
+                f"workload.optimizer_groups: {name!r} of shape {list(parameter.shape)} is in a Muon group, and "
+                "torch's Muon takes matrices alone; put it in a group of another optimizer, before that one"
+            )
+        rows.append(parameter.shape[0])
+    return min(rows, default=None)
 
 
 def is_eight_bit(shard_elements: int) -> bool:
@@ -85,24 +105,25 @@ def optimizer_state_bytes(workload: Workload, name: str, parameter: Parameter, s
     return _moments_bytes(group, parameter, shard_elements) + counter
 
 
-def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard]) -> int:
+def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard], num_ranks: int | None = None) -> int:
     """Most bytes that the step needs beyond state and gradients.
 
     Groups step one after the other, so the largest group counts. SGD without weight decay works in place and needs
     nothing. Of Adam, `foreach` holds a copy of all shards of its group in their storage dtype, `for_loop`
-    two of the shard that it is at and one of the shard before, `fused` nothing. Muon and 8-bit AdamW go parameter
-    by parameter whatever the group says; Adafactor has no fused step and takes `foreach`.
+    two of the shard that it is at and one of the shard before, `fused` nothing. Muon (see `MuonStep`) and 8-bit
+    AdamW go parameter by parameter whatever the group says; Adafactor has no fused step and takes `foreach`.
 
     Args:
         workload: its optimizer groups.
         shards: in the order in which the module registers the parameters.
+        num_ranks: shard degree, for the padding of uneven matrices that Muon gathers.
 
     Raises:
         InconsistentRequest: no group matches a trainable parameter.
     """
     largest = 0
     for group, members in _by_group(workload, shards):
-        sizes = [_copy_bytes(group, parameter, elements) for _, parameter, elements in members]
+        sizes = [_copy_bytes(group, parameter, elements, num_ranks) for _, parameter, elements in members]
         match _implementation(group):
             case _ if group.optimizer in _IN_PLACE:
                 pass
@@ -118,10 +139,10 @@ def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard]) -> in
 
 
 def optimizer_ns(workload: Workload, shards: Sequence[Shard], device: DeviceSheet, *, launch_ns: int) -> int:
-    """Time of one step on this rank, from data sheets.
+    """Time of one step on this rank without what it communicates, from data sheets.
 
     Bytes that the kernels move over the attainable memory bandwidth; for Muon also the FLOPs of its Newton-Schulz
-    iteration on every whole matrix of which the rank holds a part; for `for_loop` at least the launches.
+    iteration; for `for_loop` at least the launches.
 
     Raises:
         InconsistentRequest: no group matches a trainable parameter.
@@ -131,13 +152,42 @@ def optimizer_ns(workload: Workload, shards: Sequence[Shard], device: DeviceShee
         moved = sum(_moved_bytes(group, parameter, elements) for _, parameter, elements in members)
         duration = time_ns(moved, device.memory_bytes_per_s, percent=MEMORY_PERCENT)
         if group.optimizer is OptimizerName.MUON:
-            flops = sum(_newton_schulz_flops(parameter) for _, parameter, elements in members if elements)
+            flops = sum(MuonStep.of(parameter, elements).flops for _, parameter, elements in members)
             peak = device.flops_per_s.get(DType.BFLOAT16) or max(device.flops_per_s.values())
             duration += time_ns(flops, peak, percent=COMPUTE_PERCENT[RegionKind.MATMUL])
         if _implementation(group) == "for_loop":
             duration = max(duration, len(members) * _KERNELS_PER_PARAMETER * launch_ns)
         total += duration
     return total
+
+
+def cpu_optimizer_ns(workload: Workload, shards: Sequence[Shard], *, bytes_per_s: int) -> int:
+    """Duration of the step over shards on the host, whose memory moves `bytes_per_s` for one rank.
+
+    Raises:
+        InconsistentRequest: no group matches a trainable parameter.
+        UnsupportedField: the group is Muon's, whose matrix products have no known rate there.
+    """
+    moved = 0
+    for group, members in _by_group(workload, shards):
+        if group.optimizer is OptimizerName.MUON:
+            raise UnsupportedField(
+                f"workload.optimizer_groups[{workload.optimizer_groups.index(group)}].optimizer",
+                f"'muon' has no cost on the host; keep the unit of {members[0][0]!r} on the device",
+            )
+        moved += sum(_moved_bytes(group, parameter, elements) for _, parameter, elements in members)
+    return time_ns(moved, bytes_per_s)
+
+
+def muon_steps(workload: Workload, shards: Sequence[Shard], num_ranks: int) -> list[MuonStep]:
+    """What Muon does for each of its matrices; errors as in `optimizer_ns`."""
+    return [
+        MuonStep.of(parameter, elements, num_ranks)
+        for group, members in _by_group(workload, shards)
+        if group.optimizer is OptimizerName.MUON
+        for _, parameter, elements in members
+        if elements
+    ]
 
 
 def trainable_elements(shards: Sequence[Shard]) -> int:
@@ -213,13 +263,10 @@ def _adafactor_elements(parameter: Parameter, elements: int) -> int:
     return row_factors + column_factors
 
 
-def _copy_bytes(group: OptimizerGroup, parameter: Parameter, elements: int) -> int:
-    if group.optimizer is not OptimizerName.MUON or not elements:
-        return elements * parameter.dtype.itemsize_bytes
-    # torch.optim.Muon: the update in storage dtype, two bfloat16 matrices and two Gram matrices alive at once.
-    short, _ = _sides(parameter)
-    bfloat16 = DType.BFLOAT16.itemsize_bytes
-    return parameter.num_elements * (parameter.dtype.itemsize_bytes + 2 * bfloat16) + 2 * short * short * bfloat16
+def _copy_bytes(group: OptimizerGroup, parameter: Parameter, elements: int, num_ranks: int | None) -> int:
+    if group.optimizer is OptimizerName.MUON:
+        return MuonStep.of(parameter, elements, num_ranks).transient_bytes if elements else 0
+    return elements * parameter.dtype.itemsize_bytes
 
 
 def _moved_bytes(group: OptimizerGroup, parameter: Parameter, elements: int) -> int:
@@ -228,15 +275,3 @@ def _moved_bytes(group: OptimizerGroup, parameter: Parameter, elements: int) -> 
     if _implementation(group) == "fused":
         return once
     return max(once, _SEPARATE_PASSES[group.optimizer] * size)
-
-
-def _newton_schulz_flops(parameter: Parameter) -> int:
-    """Per step, with sides m <= n: Gram matrix 2 m m n, its square 2 m m m, product with the matrix 2 m m n."""
-    short, long = _sides(parameter)
-    return _NEWTON_SCHULZ_STEPS * 2 * short * short * (2 * long + short)
-
-
-def _sides(parameter: Parameter) -> tuple[int, int]:
-    first = parameter.shape[0] if parameter.shape else 1
-    rest = parameter.num_elements // first if first else 0
-    return min(first, rest), max(first, rest)

@@ -113,6 +113,23 @@ class Topology:
             is_even=span.is_even,
         )
 
+    def neighbours(self, mesh: MeshPlan, num_ranks: int) -> Group:
+        """Groups of `num_ranks` consecutive ranks of the shard axis, which partial resharding gathers over.
+
+        FSDP2 reshapes the ranks of the whole mesh, replicas included, to rows of `num_ranks` (torch 2.13,
+        `_get_post_forward_mesh_info`).
+
+        Raises:
+            InconsistentRequest: the shard degree is not a multiple of `num_ranks`, or the mesh is too large.
+        """
+        if num_ranks < 1 or mesh.shard % num_ranks:
+            raise InconsistentRequest(
+                f"units cannot be resharded to {num_ranks} ranks: the shard degree is {mesh.shard}; "
+                "set reshard_after_forward to a divisor of it"
+            )
+        rows = MeshPlan(replicate=mesh.num_ranks // num_ranks, shard=num_ranks)
+        return self.group(rows, "shard")
+
     def _between_nodes(self, span: "_Span") -> LinkSheet | None:
         return self.rail if self.rail is not None and span.is_aligned else self.inter
 

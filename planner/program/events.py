@@ -15,6 +15,8 @@ class Stream(StrEnum):
     GATHER = "gather"
     REDUCE = "reduce"
     ALL_REDUCE = "all_reduce"
+    OFFLOAD = "offload"
+    """Copies of activations to the host and back; the client's own, its tensors are made on compute."""
 
 
 class Link(StrEnum):
@@ -22,6 +24,8 @@ class Link(StrEnum):
 
     SHARD = "shard"
     REPLICATE = "replicate"
+    REDUCE = "reduce_link"
+    """Reduce-scatters with a communicator of their own that others do not slow down."""
 
 
 class Phase(StrEnum):
@@ -38,15 +42,29 @@ class OperationKind(StrEnum):
     FORWARD = "forward"
     RECOMPUTE = "recompute"
     BACKWARD = "backward"
+    HOST_TO_DEVICE = "host_to_device"
+    """Shards of an offloaded unit, before their copy-in."""
     COPY_IN = "all_gather_copy_in"
     ALL_GATHER = "all_gather"
     COPY_OUT = "all_gather_copy_out"
+    RESHARD = "reshard"
+    """Copies of the part that this rank keeps after forward when it reshards to fewer ranks."""
+    ACCUMULATE = "accumulate"
+    """Whole gradients kept, added or made of zeros."""
     CHUNK_CAT = "chunk_cat"
+    DIVIDE = "divide"
+    """Division before a float16 reduction."""
     REDUCE_SCATTER = "reduce_scatter"
     LOCAL_REDUCE = "local_reduce"
     """The copy that stands for a reduce-scatter over a single rank."""
     ALL_REDUCE = "all_reduce"
     POST_REDUCE = "post_reduce"
+    OFFLOAD = "offload"
+    """Sharded gradients to the host."""
+    ACTIVATION_OUT = "activation_out"
+    """What a call keeps to the host."""
+    ACTIVATION_IN = "activation_in"
+    """The same back to the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +80,8 @@ class Operation:
     stream: Stream
     duration_ns: int
     size_bytes: int = 0
-    """Shards copied in, bytes gathered, input of a reduction; 0 for calls and for what follows a reduction."""
+    """Shards copied in or kept, bytes gathered or accumulated, input of a reduction or of the division before it,
+    bytes moved from or to the host; 0 for calls and for what follows a reduction on the device."""
     launches: int = 1
     link: Link | None = None
     waits: tuple[int, ...] = ()
@@ -76,6 +95,14 @@ class Wait:
     """Later operations of `stream` follow `operation` (an event index); void when that operation is absent."""
 
     stream: Stream
+    operation: int
+    when: Condition = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWait:
+    """The CPU waits for the end of `operation` (an event index) before it issues anything else."""
+
     operation: int
     when: Condition = ALWAYS
 
@@ -114,7 +141,7 @@ class Touch:
         return sum(size for _, size in self.parts)
 
 
-Event = Operation | Wait | Allocate | Free | Touch
+Event = Operation | Wait | HostWait | Allocate | Free | Touch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,5 +150,3 @@ class Program:
 
     events: tuple[Event, ...]
     launch_ns: int
-    num_gathers: int
-    """All-gathers when every condition holds; the replay counts those that run."""

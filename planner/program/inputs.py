@@ -1,26 +1,26 @@
 """From documents to what `build_program` takes."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from planner.program.choices import Choice
-from planner.program.step import Knobs, PrefetchTargets, StepInputs
-from planner.program.units import (
-    ROOT,
-    Partition,
-    gradient_bytes,
-    names_with_gradient,
-    partition,
-    shard_elements,
-    unit_bytes,
-)
+from planner.program.parts import expanded
+from planner.program.sizes import UnitBytes, gradient_bytes, gradient_deliveries, shard_elements, unit_bytes
+from planner.program.step import Activation, Knobs, MicroBatch, PrefetchTargets, Resharding, StepInputs
+from planner.program.units import ROOT, Partition, contains, partition
 from planner.schema import (
+    ActivationPlan,
     ActivationPolicy,
+    CallKind,
     Decisions,
+    GradientSync,
     InconsistentRequest,
     ModelDescription,
     Parameter,
     Precision,
     StateTier,
+    UnitPlan,
     UnsupportedField,
     Workload,
 )
@@ -31,12 +31,19 @@ LocalShards = Sequence[tuple[str, Parameter, int]]
 """(full name, parameter, elements of the shard) of the parameters that the optimizer updates."""
 
 
-def local_shards(parts: Partition, shard: int) -> LocalShards:
-    """Shards on rank 0 of every trainable parameter, tied ones once, in the order of registration."""
+def local_shards(parts: Partition, shard: int, units: Collection[int] | None = None) -> LocalShards:
+    """Shards on rank 0 of every trainable parameter, tied ones once, in the order of registration.
+
+    Args:
+        parts: the units.
+        shard: ranks of the shard axis.
+        units: only parameters of these.
+    """
+    wanted = None if units is None else {name for unit in units for name, _ in parts.units[unit].parameters}
     return [
-        (name, parameter, shard_elements(parameter, shard))
+        (name, parameter, shard_elements(parameter, shard, parts.dims.get(name, 0), name))
         for name, parameter in parts.model.iter_parameters()
-        if parameter.requires_grad and parameter.tied_to is None
+        if parameter.requires_grad and parameter.tied_to is None and (wanted is None or name in wanted)
     ]
 
 
@@ -47,21 +54,55 @@ def step_inputs(
     shard: int,
     optimizer_bytes: int,
     optimizer_transient_bytes: int,
+    decisions: Decisions | None = None,
 ) -> StepInputs:
-    """Sizes of all units and calls at the workload's micro-batch and sequence."""
-    reached = names_with_gradient(parts.model)
+    """Sizes of all units and calls at the workload's micro-batch and sequence.
+
+    Args:
+        parts: the units.
+        workload: sizes and precision.
+        shard: ranks of the shard axis.
+        optimizer_bytes: optimizer state on the device.
+        optimizer_transient_bytes: most that the optimizer step needs on top.
+        decisions: where the reduction of unused parameters is from.
+    """
+    trainable = {name for name, p in parts.model.iter_parameters() if p.requires_grad and p.tied_to is None}
+    with_zeros = trainable if decisions and decisions.runtime.reduce_scatter_unused_params else set[str]()
+    sizes = tuple(
+        unit_bytes(
+            unit,
+            shard=shard,
+            precision=workload.precision,
+            with_gradient=parts.with_gradient,
+            with_zeros=with_zeros,
+            dims=parts.dims,
+        )
+        for unit in parts.units
+    )
+    if decisions:
+        _require_sound_zeros(decisions, parts, sizes)
     return StepInputs(
         partition=parts,
-        sizes=tuple(
-            unit_bytes(unit, shard=shard, precision=workload.precision, with_gradient=reached)
-            for unit in parts.units
-        ),
-        gradients=tuple(tuple(sizes) for sizes in gradient_bytes(parts.model, workload.precision)),
+        sizes=sizes,
+        gradients=tuple(tuple(sizes) for sizes in gradient_bytes(parts, workload.precision)),
+        deliveries=tuple(map(tuple, gradient_deliveries(parts))),
         optimizer_bytes=optimizer_bytes,
         optimizer_transient_bytes=optimizer_transient_bytes,
         micro_batch=workload.micro_batch,
         sequence=workload.sequence,
     )
+
+
+def _require_sound_zeros(decisions: Decisions, parts: Partition, sizes: Sequence[UnitBytes]) -> None:
+    """FSDP2 makes zeros in the type of gradients, and refuses to reduce them with sums in another type."""
+    sums = decisions.runtime.gradient_sync is GradientSync.LAST_MICRO_BATCH and decisions.num_micro_batches > 1
+    for unit, size in zip(parts.units, sizes, strict=True):
+        if sums and size.zero_gradients and size.accumulates_apart:
+            raise InconsistentRequest(
+                f"decisions.runtime.reduce_scatter_unused_params: unit {unit.name!r} has parameters without a "
+                "gradient, and torch 2.13 refuses to reduce their zeros with gradients that were accumulated in "
+                "another type; reduce on every micro-batch, or in the type of the gradients"
+            )
 
 
 def precision_of(decisions: Decisions) -> Precision:
@@ -75,7 +116,7 @@ def precision_of(decisions: Decisions) -> Precision:
 
 
 def partition_of(model: ModelDescription, decisions: Decisions) -> Partition:
-    """Units of a plan.
+    """Units of a plan; blocks with units or checkpointed modules inside them are replaced by their parts.
 
     Raises:
         InconsistentRequest: the root is not last, or `partition` refuses the units.
@@ -83,44 +124,105 @@ def partition_of(model: ModelDescription, decisions: Decisions) -> Partition:
     *others, last = decisions.units
     if last.modules != ("",) or any("" in unit.modules for unit in others):
         raise InconsistentRequest('decisions.units: the root unit (modules [""]) must be listed once, last')
-    return partition(model, [unit.modules for unit in others])
+    modules = [unit.modules for unit in others]
+    inside = expanded(model, modules, [entry.module for entry in decisions.activations])
+    parts = partition(inside.model, modules, inside.blocks)
+    dims = {entry.parameter: entry.dim for entry in decisions.shard_dims}
+    known = {name for unit in parts.units for name, _ in unit.parameters}
+    for name in dims.keys() - known:
+        raise InconsistentRequest(f"decisions.shard_dims: {name!r} is no parameter of the model, or a tied copy")
+    return replace(parts, dims=dims)
 
 
 def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
-    """All knobs fixed as a plan says."""
+    """All knobs fixed as a plan says, for a step of one micro-batch.
+
+    Raises:
+        InconsistentRequest: a prefetch list, a partial resharding or an activation policy that cannot be.
+        UnsupportedField: a knob that is not modelled.
+    """
     index = {module: unit for unit, entry in enumerate(parts.units) for module in entry.modules}
     by_unit = {index[unit.modules[0]]: unit for unit in decisions.units}
+    plans = [by_unit[unit] for unit in range(len(parts.units))]
     for path, field_ok in (
         ("decisions.layouts", not decisions.layouts),
-        ("decisions.runtime.separate_reduce_scatter_group", not decisions.runtime.separate_reduce_scatter_group),
-        ("decisions.units[..].layout", all(unit.layout is None for unit in decisions.units)),
-        ("decisions.units[..].parameter_tier", all(u.parameter_tier is StateTier.DEVICE for u in decisions.units)),
-        ("decisions.units[..].optimizer_tier", all(u.optimizer_tier is StateTier.DEVICE for u in decisions.units)),
-        ("decisions.runtime.gradient_sync", decisions.runtime.gradient_sync == "every_micro_batch"),
+        ("decisions.units[..].layout", all(unit.layout is None for unit in plans)),
+        ("decisions.units[..].parameter_tier", all(unit.parameter_tier is not StateTier.NVME for unit in plans)),
+        ("decisions.units[..].optimizer_tier", all(u.optimizer_tier is u.parameter_tier for u in plans)),
     ):
         if not field_ok:
             raise UnsupportedField(path, "leave it at its default")
-
-    def targets(field: str) -> PrefetchTargets:
-        lists = tuple(
-            tuple(_target(index, path, field) for path in getattr(by_unit[unit], field))
-            for unit in range(len(parts.units))
-        )
-        return lists if any(lists) else ()
-
+    resharding = [
+        _resharding(plan.reshard_after_forward, unit, decisions.mesh.shard) for unit, plan in enumerate(plans)
+    ]
+    _require_sound_resharding(parts, resharding)
+    _require_sound_repetition(decisions, parts)
+    activation, blocks = _activations(decisions, parts)
     return Knobs(
         shard=decisions.mesh.shard,
         replicate=decisions.mesh.replicate,
-        reshard=tuple(
-            Choice.fixed(_resharded(by_unit[unit].reshard_after_forward, unit, decisions.mesh.shard))
-            for unit in range(len(parts.units))
+        reshard=tuple(map(Choice[Resharding].fixed, resharding)),
+        reshard_after_backward=tuple(
+            plan.reshard_after_backward or (resharding[unit] is not False and not _has_backward(parts, unit))
+            for unit, plan in enumerate(plans)
         ),
-        activation=_activations(decisions, parts.model),
-        forward_prefetch=Choice.fixed(targets("forward_prefetch")),
-        backward_prefetch=Choice.fixed(targets("backward_prefetch")),
+        on_host=tuple(plan.parameter_tier is StateTier.HOST for plan in plans),
+        activation=activation,
+        checkpointed_blocks=blocks,
+        forward_prefetch=Choice.fixed(_targets(plans, index, "forward_prefetch")),
+        backward_prefetch=Choice.fixed(_targets(plans, index, "backward_prefetch")),
         reduce_scatter_max_input_buffers=decisions.runtime.reduce_scatter_max_input_buffers,
-        accumulates=decisions.num_micro_batches > 1,
+        separate_reduce_scatter_group=decisions.runtime.separate_reduce_scatter_group,
+        gradient_sync=decisions.runtime.gradient_sync,
     )
+
+
+def micro_batches(knobs: Knobs, num: int) -> list[tuple[Knobs, int]]:
+    """The micro-batches of a step that differ, in order, each with how many there are.
+
+    Where every knob treats them alike, one that finds sharded gradients stands for all: the first has nothing to
+    add to, and takes that much less.
+    """
+    if num == 1:
+        return [(knobs, 1)]
+    later = MicroBatch(is_first=False, is_last=True)
+    alike = knobs.gradient_sync is GradientSync.EVERY_MICRO_BATCH or (
+        knobs.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and knobs.replicate == 1
+    )
+    if alike and all(knobs.reshard_after_backward):
+        return [(replace(knobs, micro_batch=later), num)]
+    return each_micro_batch(knobs, num)
+
+
+def each_micro_batch(knobs: Knobs, num: int) -> list[tuple[Knobs, int]]:
+    """First, middle ones and last, as far as there are."""
+    if num == 1:
+        return [(knobs, 1)]
+    places = [
+        (MicroBatch(is_first=True, is_last=False), 1),
+        (MicroBatch(is_first=False, is_last=False), num - 2),
+        (MicroBatch(is_first=False, is_last=True), 1),
+    ]
+    return [(replace(knobs, micro_batch=place), count) for place, count in places if count]
+
+
+def _has_backward(parts: Partition, unit: int) -> bool:
+    if unit == ROOT:
+        return True
+    calls = parts.model.calls
+    return any(
+        parts.model.kinds[calls[run.last].kind].output_requires_grad for run in parts.passes if run.unit == unit
+    )
+
+
+def _targets(plans: Sequence[UnitPlan], index: dict[str, int], field: str) -> PrefetchTargets:
+    lists = tuple(tuple(_target(index, path, field) for path in getattr(plan, field)) for plan in plans)
+    for plan, targets in zip(plans, lists, strict=True):
+        if index[plan.modules[0]] in targets:
+            raise InconsistentRequest(
+                f"decisions.units[..].{field}: unit {plan.modules[0]!r} prefetches itself; drop it from its list"
+            )
+    return lists if any(lists) else ()
 
 
 def _target(index: dict[str, int], path: str, field: str) -> int:
@@ -129,7 +231,7 @@ def _target(index: dict[str, int], path: str, field: str) -> int:
     return index[path]
 
 
-def _resharded(value: bool | int | None, unit: int, shard: int) -> bool:
+def _resharding(value: bool | int | None, unit: int, shard: int) -> Resharding:
     if value is None:
         return unit != ROOT
     if isinstance(value, bool):
@@ -138,22 +240,116 @@ def _resharded(value: bool | int | None, unit: int, shard: int) -> bool:
         return False
     if value == shard:
         return True
-    raise UnsupportedField(
-        "decisions.units[..].reshard_after_forward", f"partial resharding to {value} ranks; use true or false"
-    )
+    if value > shard or shard % value:
+        raise InconsistentRequest(
+            f"decisions.units[..].reshard_after_forward: {value} does not divide the shard degree {shard}"
+        )
+    return value
 
 
-def _activations(decisions: Decisions, model: ModelDescription) -> dict[int, Choice[ActivationPolicy]]:
-    calls = {call.path: number for number, call in enumerate(model.calls)}
-    chosen: dict[int, Choice[ActivationPolicy]] = {}
+def _require_sound_resharding(parts: Partition, resharding: Sequence[Resharding]) -> None:
+    """Partial resharding, where torch 2.13 fails or keeps the parts for good."""
+    for unit, value in enumerate(resharding):
+        if isinstance(value, bool):
+            continue
+        where = f"decisions.units[..].reshard_after_forward of {parts.units[unit].name!r}"
+        other = next((name for name, _ in parts.units[unit].parameters if name in parts.dims), None)
+        if other is not None:
+            raise InconsistentRequest(
+                f"{where}: partial resharding takes parameters that are sharded on dimension 0 alone, and "
+                f"{other!r} is in decisions.shard_dims; use true or false, or shard its dimension 0"
+            )
+        if not _has_backward(parts, unit):
+            raise InconsistentRequest(
+                f"{where}: the unit has no backward, which would let go of what partial resharding keeps; use true"
+            )
+
+
+def _require_sound_repetition(decisions: Decisions, parts: Partition) -> None:
+    """Knobs under which a unit that runs several times reduces more than once in a backward."""
+    counted = Counter(run.unit for run in parts.passes if parts.units[run.unit].parameters)
+    repeated = [unit for unit, num in counted.items() if num > 1]
+    runtime = decisions.runtime
+    sums = runtime.gradient_sync is GradientSync.LAST_MICRO_BATCH and decisions.num_micro_batches > 1
+    recomputed = {entry.module for entry in decisions.activations if entry.policy is not ActivationPolicy.NONE}
+    for run in parts.passes:
+        around = [block for block in parts.blocks if block.first <= run.first and run.last <= block.last]
+        if run.unit in repeated and any(block.path in recomputed for block in around):
+            raise InconsistentRequest(
+                f"decisions.activations: unit {parts.units[run.unit].name!r} runs several times in a forward, "
+                "inside a checkpointed block with units; checkpoint the parts of the block instead"
+            )
+    if repeated and (sums or runtime.reduce_scatter_unused_params):
+        knob = "gradient_sync" if sums else "reduce_scatter_unused_params"
+        raise InconsistentRequest(
+            f"decisions.runtime.{knob}: unit {parts.units[repeated[0]].name!r} runs several times in a forward, "
+            "and FSDP2 would reduce it in each of its backwards; leave the module to the root unit, or the knob at "
+            "its default"
+        )
+
+
+def _activations(decisions: Decisions, parts: Partition) -> tuple[dict[int, Choice[Activation]], frozenset[str]]:
+    calls: dict[str, list[int]] = {}
+    for index, one in enumerate(parts.model.calls):
+        calls.setdefault(one.path, []).append(index)
+    blocks = {block.path for block in parts.blocks}
+    chosen: dict[int, Choice[Activation]] = {}
+    checkpointed: set[str] = set()
     for entry in decisions.activations:
-        if entry.policy not in (ActivationPolicy.NONE, ActivationPolicy.FULL):
-            raise UnsupportedField(f"decisions.activations[{entry.module}].policy", "use 'none' or 'full'")
-        call = calls.get(entry.module)
-        if call is None or model.kinds[model.calls[call].kind].full is None:
+        if entry.module in blocks and entry.policy is not ActivationPolicy.NONE:
+            _require_full(entry)
+            _require_outermost(entry.module, checkpointed)
+            checkpointed.add(entry.module)
+            continue
+        kinds = [parts.model.kinds[parts.model.calls[call].kind] for call in calls.get(entry.module, ())]
+        if kinds and entry.policy is ActivationPolicy.OFFLOAD:
+            _require_not_recomputed(
+                entry.module, checkpointed | {one.module for one in decisions.activations} & blocks
+            )
+        elif not kinds or any(kind.full is None for kind in kinds):
             raise InconsistentRequest(
                 f"decisions.activations: {entry.module!r} cannot be checkpointed; "
                 "it is not a block that the description traced under checkpointing"
             )
-        chosen[call] = Choice.fixed(entry.policy)
-    return chosen
+        for call, kind in zip(calls[entry.module], kinds, strict=True):
+            chosen[call] = Choice.fixed(_activation(entry, kind))
+    return chosen, frozenset(checkpointed)
+
+
+def _require_full(entry: ActivationPlan) -> None:
+    if entry.policy is not ActivationPolicy.FULL:
+        raise UnsupportedField(
+            f"decisions.activations[{entry.module}].policy",
+            "a block with units inside it is checkpointed in full or not at all",
+        )
+
+
+def _require_not_recomputed(module: str, checkpointed: Collection[str]) -> None:
+    for block in checkpointed:
+        if contains(block, module):
+            raise InconsistentRequest(
+                f"decisions.activations: {module!r} is offloaded inside the checkpointed {block!r}, which keeps "
+                "nothing of it; drop one of the two"
+            )
+
+
+def _require_outermost(module: str, others: Collection[str]) -> None:
+    for other in others:
+        if contains(other, module) or contains(module, other):
+            raise InconsistentRequest(
+                f"decisions.activations: {module!r} and {other!r} lie inside each other, and both have units or "
+                "checkpointed modules inside them; checkpoint one of the two"
+            )
+
+
+def _activation(entry: ActivationPlan, kind: CallKind) -> Activation:
+    if entry.policy is not ActivationPolicy.SELECTIVE:
+        return Activation(policy=entry.policy)
+    saved = tuple(sorted(entry.saved_ops))
+    known = [option.saved_ops for option in kind.selective]
+    if saved not in known:
+        raise InconsistentRequest(
+            f"decisions.activations[{entry.module}].saved_ops: {list(saved)} was not traced; the description has "
+            f"{[list(ops) for ops in known]}"
+        )
+    return Activation(policy=entry.policy, saved_ops=saved)

@@ -17,28 +17,53 @@ from planner.program.units import Partition
 class OutlineKind(StrEnum):
     """What an operation does; FSDP2's own go by the names of `planner.program.events.OperationKind`."""
 
+    HOST_TO_DEVICE = "host_to_device"
+    """Shards of an offloaded unit."""
     COPY_IN = "all_gather_copy_in"
     """Shards into the all-gather buffer."""
     ALL_GATHER = "all_gather"
     COPY_OUT = "all_gather_copy_out"
     """All-gather buffer into the unsharded parameters."""
+    RESHARD = "reshard"
+    """Copies of what a partially resharded unit keeps after forward."""
     CHUNK_CAT = "chunk_cat"
     """Gradients into the reduce-scatter buffer."""
+    DIVIDE = "divide"
+    """Division before a float16 reduction."""
     REDUCE_SCATTER = "reduce_scatter"
     LOCAL_REDUCE = "local_reduce"
     """The copy that stands for a reduce-scatter over a single rank."""
     ALL_REDUCE = "all_reduce"
     POST_REDUCE = "post_reduce"
-    """Casts and additions of sharded gradients."""
+    """Divisions, casts and additions of sharded gradients."""
     ACCUMULATE = "accumulate"
-    """Unsharded gradients kept or added without synchronisation."""
+    """Unsharded gradients kept, added or made of zeros."""
+    OFFLOAD = "offload"
+    """Sharded gradients to the host."""
+    ACTIVATION_OUT = "activation_out"
+    """Activations to the host."""
+    ACTIVATION_IN = "activation_in"
+    """Activations back to the device."""
     KERNELS = "kernels"
     """A run of the model's own kernels."""
     END = "end"
     """All streams are done: the end of a micro-batch, on the compute stream."""
 
 
-RUNS = frozenset({OutlineKind.COPY_OUT, OutlineKind.KERNELS, OutlineKind.POST_REDUCE, OutlineKind.ACCUMULATE})
+RUNS = frozenset(
+    {
+        OutlineKind.HOST_TO_DEVICE,
+        OutlineKind.COPY_OUT,
+        OutlineKind.RESHARD,
+        OutlineKind.KERNELS,
+        OutlineKind.ACCUMULATE,
+        OutlineKind.CHUNK_CAT,
+        OutlineKind.POST_REDUCE,
+        OutlineKind.OFFLOAD,
+        OutlineKind.ACTIVATION_OUT,
+        OutlineKind.ACTIVATION_IN,
+    }
+)
 """Kinds of which several kernels in a row count as one operation."""
 _CALLS = (OperationKind.FORWARD, OperationKind.RECOMPUTE, OperationKind.BACKWARD)
 _STREAMS = {stream: number for number, stream in enumerate(Stream)}
@@ -57,7 +82,8 @@ class OutlineOperation:
     waits: tuple[int, ...]
     """Indices of operations of other streams that must end first; those that others imply are left out."""
     size_bytes: int
-    """Shards copied in, bytes gathered, input of a reduction; 0 for kernels and for what follows a reduction."""
+    """Shards copied in or kept, bytes gathered or accumulated, input of a reduction or of the division before it,
+    bytes moved from or to the host; 0 for kernels and for what follows a reduction on the device."""
     num_kernels: int
 
     def continues(self, other: "OutlineOperation") -> bool:

@@ -1,14 +1,14 @@
 """The outline that a set of decisions should have: neither cluster nor durations are needed for it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.program.build import build_program
 from planner.program.events import Program
-from planner.program.inputs import knobs_of, partition_of, precision_of, step_inputs
+from planner.program.inputs import each_micro_batch, knobs_of, partition_of, precision_of, step_inputs
 from planner.program.outline import Outline, outline
-from planner.program.step import Knobs, StepInputs
+from planner.program.step import Durations, Knobs, StepInputs
 from planner.program.units import Partition
-from planner.schema import Decisions, ModelDescription, Workload
+from planner.schema import CallKind, Decisions, ModelDescription, Workload
 
 
 def predicted_outline(model: ModelDescription, decisions: Decisions, *, sequence: int) -> Outline:
@@ -26,38 +26,42 @@ def predicted_outline(model: ModelDescription, decisions: Decisions, *, sequence
         precision=precision_of(decisions),
     )
     inputs = step_inputs(
-        parts, workload, shard=decisions.mesh.shard, optimizer_bytes=0, optimizer_transient_bytes=0
+        parts,
+        workload,
+        shard=decisions.mesh.shard,
+        optimizer_bytes=0,
+        optimizer_transient_bytes=0,
+        decisions=decisions,
     )
     return outline(step_programs(inputs, knobs_of(decisions, parts), num=decisions.num_micro_batches), parts)
 
 
 def step_programs(inputs: StepInputs, knobs: Knobs, *, num: int) -> list[Program]:
-    """Programs of the micro-batches of a step, without durations; the first finds no gradients to add to."""
-    durations = _LaunchesOnly(_num_kernels(inputs.partition))
-    first = build_program(inputs, replace(knobs, accumulates=False), durations)
-    if num == 1:
-        return [first]
-    return [first] + [build_program(inputs, replace(knobs, accumulates=True), durations)] * (num - 1)
+    """Programs of the micro-batches of a step, without durations."""
+    durations = launches_only(inputs.partition)
+    return [
+        program
+        for place, count in each_micro_batch(knobs, num)
+        for program in [build_program(inputs, place, durations)] * count
+    ]
 
 
-def _num_kernels(parts: Partition) -> dict[str, tuple[int, int, int]]:
-    return {
-        name: (
-            sum(region.forward.num_kernels for region in kind.regions),
-            sum(region.backward.num_kernels for region in kind.regions),
-            sum(region.recompute.num_kernels for region in kind.regions),
-        )
-        for name, kind in parts.model.kinds.items()
-    }
+def launches_only(parts: Partition) -> Durations:
+    """Durations that are all 0; what launches kernels is still an operation."""
+    return _LaunchesOnly(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _LaunchesOnly:
     """Durations that are all 0; what launches kernels is still an operation."""
 
-    num_kernels: dict[str, tuple[int, int, int]]
+    parts: Partition
     launch_ns: int = 0
     all_reduce_shares_link: bool = False
+    concurrent_collectives: bool = False
+
+    def _kind(self, kind: str) -> CallKind:
+        return self.parts.model.kinds[kind]
 
     def forward_ns(self, kind: str) -> int:
         return 0
@@ -65,19 +69,19 @@ class _LaunchesOnly:
     def backward_ns(self, kind: str) -> int:
         return 0
 
-    def recompute_ns(self, kind: str) -> int:
+    def recompute_ns(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
         return 0
 
     def forward_kernels(self, kind: str) -> int:
-        return self.num_kernels[kind][0]
+        return sum(region.forward.num_kernels for region in self._kind(kind).regions)
 
     def backward_kernels(self, kind: str) -> int:
-        return self.num_kernels[kind][1]
+        return sum(region.backward.num_kernels for region in self._kind(kind).regions)
 
-    def recompute_kernels(self, kind: str) -> int:
-        return self.num_kernels[kind][2]
+    def recompute_kernels(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
+        return sum(work.num_kernels for work in self._kind(kind).recomputation(saved_ops))
 
-    def all_gather_ns(self, size_bytes: int) -> int:
+    def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
         return 0
 
     def reduce_scatter_ns(self, size_bytes: int) -> int:
@@ -87,4 +91,10 @@ class _LaunchesOnly:
         return 0
 
     def copy_ns(self, read_bytes: int, write_bytes: int) -> int:
+        return 0
+
+    def host_to_device_ns(self, size_bytes: int) -> int:
+        return 0
+
+    def device_to_host_ns(self, size_bytes: int) -> int:
         return 0

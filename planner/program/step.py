@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planner.program.choices import Choice
-from planner.program.units import Partition, UnitBytes
-from planner.schema import ActivationPolicy
+from planner.program.sizes import UnitBytes
+from planner.program.units import Partition
+from planner.schema import ActivationPolicy, GradientSync
 
 
 class Durations(Protocol):
@@ -20,14 +21,18 @@ class Durations(Protocol):
     def all_reduce_shares_link(self) -> bool:
         """All-reduces use the network card of the shard axis."""
 
+    @property
+    def concurrent_collectives(self) -> bool:
+        """Collectives of two communicators over the shard axis do not slow each other down."""
+
     def forward_ns(self, kind: str) -> int:
         """Forward of a call kind."""
 
     def backward_ns(self, kind: str) -> int:
         """Backward of a call kind, without recomputation."""
 
-    def recompute_ns(self, kind: str) -> int:
-        """Recomputation of a call kind."""
+    def recompute_ns(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
+        """Recomputation of a call kind, where the outputs of some operations are kept."""
 
     def forward_kernels(self, kind: str) -> int:
         """Launches of the forward."""
@@ -35,11 +40,11 @@ class Durations(Protocol):
     def backward_kernels(self, kind: str) -> int:
         """Launches of the backward."""
 
-    def recompute_kernels(self, kind: str) -> int:
+    def recompute_kernels(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
         """Launches of the recomputation."""
 
-    def all_gather_ns(self, size_bytes: int) -> int:
-        """All-gather into a buffer of this size."""
+    def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
+        """All-gather into a buffer of this size, over the shard axis or over `ranks` neighbours of it."""
 
     def reduce_scatter_ns(self, size_bytes: int) -> int:
         """Reduce-scatter of a buffer of this size."""
@@ -50,9 +55,37 @@ class Durations(Protocol):
     def copy_ns(self, read_bytes: int, write_bytes: int) -> int:
         """Copy on the device."""
 
+    def host_to_device_ns(self, size_bytes: int) -> int:
+        """Copy from pinned host memory."""
+
+    def device_to_host_ns(self, size_bytes: int) -> int:
+        """Copy to pinned host memory."""
+
 
 PrefetchTargets = tuple[tuple[int, ...], ...]
 """Per unit, the units that it prefetches; no targets at all means FSDP2's default."""
+Resharding = bool | int
+"""After forward: True shards over all ranks of the shard axis, False keeps, a number shards over so many ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """What a call keeps from forward to backward."""
+
+    policy: ActivationPolicy
+    saved_ops: tuple[str, ...] = ()
+
+
+KEEP = Activation(policy=ActivationPolicy.NONE)
+RECOMPUTE = Activation(policy=ActivationPolicy.FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Place of a micro-batch in its step."""
+
+    is_first: bool = True
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +94,67 @@ class Knobs:
 
     shard: int
     replicate: int
-    reshard: tuple[Choice[bool], ...]
+    reshard: tuple[Choice[Resharding], ...]
     """Per unit: reshard after forward."""
-    activation: Mapping[int, Choice[ActivationPolicy]]
+    activation: Mapping[int, Choice[Activation]]
     """Per call; calls left out keep everything."""
     forward_prefetch: Choice[PrefetchTargets]
     backward_prefetch: Choice[PrefetchTargets]
+    reshard_after_backward: tuple[bool, ...] = ()
+    """Per unit; none at all means that every unit does."""
+    on_host: tuple[bool, ...] = ()
+    """Per unit: shards, their gradients and their optimizer state are in host memory. None at all: no unit."""
+    checkpointed_blocks: frozenset[str] = frozenset()
+    """Blocks that were replaced by their parts and are recomputed as a whole."""
     reduce_scatter_max_input_buffers: int = 1
-    accumulates: bool = False
-    """More than one micro-batch: sharded gradients exist already."""
+    separate_reduce_scatter_group: bool = False
+    gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
+    micro_batch: MicroBatch = MicroBatch()
+
+    def keeps_after_backward(self, unit: int) -> bool:
+        """Whether the unit stays gathered when this micro-batch ends."""
+        return not self.micro_batch.is_last and not self._reshards_after_backward(unit)
+
+    def starts_gathered(self, unit: int) -> bool:
+        """Whether the micro-batch before left the unit gathered."""
+        return not self.micro_batch.is_first and not self._reshards_after_backward(unit)
+
+    def _reshards_after_backward(self, unit: int) -> bool:
+        return self.reshard_after_backward[unit] if self.reshard_after_backward else True
+
+    def is_on_host(self, unit: int) -> bool:
+        """Whether the unit is offloaded."""
+        return self.on_host[unit] if self.on_host else False
+
+    @property
+    def reduces(self) -> bool:
+        """Whether this micro-batch reduces gradients at all."""
+        return self.gradient_sync is not GradientSync.LAST_MICRO_BATCH or self.micro_batch.is_last
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether this micro-batch finishes the reduction over replicas."""
+        partial = self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and not self.micro_batch.is_last
+        return self.replicate > 1 and not partial
+
+    @property
+    def finds_sharded_gradients(self) -> bool:
+        """Whether earlier micro-batches left sharded gradients to add to."""
+        if self.micro_batch.is_first:
+            return False
+        hybrid = self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and self.replicate > 1
+        return self.gradient_sync is not GradientSync.LAST_MICRO_BATCH and not hybrid
+
+    @property
+    def finds_partial_sums(self) -> bool:
+        """Whether earlier micro-batches left reduce-scattered gradients that no all-reduce has seen."""
+        hybrid = self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and self.replicate > 1
+        return hybrid and not self.micro_batch.is_first
+
+    @property
+    def finds_whole_gradients(self) -> bool:
+        """Whether earlier micro-batches left unsharded gradients."""
+        return self.gradient_sync is GradientSync.LAST_MICRO_BATCH and not self.micro_batch.is_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +166,8 @@ class StepInputs:
     """Per unit."""
     gradients: tuple[tuple[int, ...], ...]
     """Per call, bytes of each gradient in `gradient_order`."""
+    deliveries: tuple[tuple[int, ...], ...]
+    """Per call, of each gradient in `gradient_order`, the call in whose backward autograd delivers it."""
     optimizer_bytes: int
     optimizer_transient_bytes: int
     micro_batch: int

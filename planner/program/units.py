@@ -1,28 +1,14 @@
-"""Units of a model: which parameters, which calls, how many bytes."""
+"""Units of a model: which parameters each holds, which calls each runs."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import ceil, prod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from planner.schema import (
-    LOSS_PATH,
-    DType,
-    InconsistentRequest,
-    ModelDescription,
-    Parameter,
-    Precision,
-)
+from planner.program.parts import ExpandedBlock
+from planner.schema import LOSS_PATH, CallRole, InconsistentRequest, ModelDescription, Parameter
 
 ROOT = 0
 """Index of the root unit: units are numbered in registration order, the root first."""
-_FLOATING = {
-    DType.FLOAT64,
-    DType.FLOAT32,
-    DType.BFLOAT16,
-    DType.FLOAT16,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +26,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One run of a non-root unit: calls `first` to `last`, both included."""
+    """One run of a non-root unit: calls `first` to `last`, both included, those of inner units among them."""
 
     unit: int
     first: int
@@ -55,6 +41,13 @@ class Partition:
     units: tuple[Unit, ...]
     unit_of_call: tuple[int, ...]
     passes: tuple[Pass, ...]
+    """In the order in which they begin, outer ones first."""
+    with_gradient: frozenset[str]
+    """Full (untied) names of parameters that get a gradient."""
+    blocks: tuple[ExpandedBlock, ...] = ()
+    """Blocks whose call was replaced by its parts."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Dimension that a parameter is sharded on, where that is not the first."""
 
     @property
     def loss_call(self) -> int | None:
@@ -62,29 +55,11 @@ class Partition:
         last = len(self.model.calls) - 1
         return last if last >= 0 and self.model.calls[last].path == LOSS_PATH else None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitBytes:
-    """Sizes of a unit on one rank; the letters are those of docs/model.md."""
-
-    stored: int
-    """S: shards in the storage dtype."""
-    gathered: int
-    """P: padded unsharded parameters in the gather dtype."""
-    cast: int
-    """C: shards in the gather dtype where that differs from the storage dtype; alive while the gather is issued."""
-    largest_casts: tuple[int, int]
-    """With one rank: (unsharded bytes, cast bytes) alive at the worst moment of casting parameter by parameter."""
-    gradients: int
-    """G: full-size gradients."""
-    reduce_input: int
-    """R: padded gradients in the reduce dtype."""
-    reduce_output: int
-    """Q: R over the shard degree."""
-    sharded_gradients: int
-    """D: gradient shards in the storage dtype."""
-    casts: bool
-    """The reduce dtype differs from the storage dtype."""
+    @property
+    def passes_by_end(self) -> tuple[Pass, ...]:
+        """In the order in which they end, inner ones first: the order of FSDP2's post-forward hooks."""
+        place = {id(run): index for index, run in enumerate(self.passes)}
+        return tuple(sorted(self.passes, key=lambda run: (run.last, -place[id(run)])))
 
 
 def contains(module: str, path: str) -> bool:
@@ -92,18 +67,22 @@ def contains(module: str, path: str) -> bool:
     return not module or path == module or path.startswith(module + ".")
 
 
-def partition(model: ModelDescription, unit_modules: Sequence[tuple[str, ...]]) -> Partition:
+def partition(
+    model: ModelDescription, unit_modules: Sequence[tuple[str, ...]], blocks: tuple[ExpandedBlock, ...] = ()
+) -> Partition:
     """Split a model into units.
 
     Args:
-        model: the description.
+        model: the description, blocks with units inside them replaced by their parts.
         unit_modules: modules of every unit but the root, in any order.
+        blocks: the blocks that were replaced.
 
     Raises:
-        InconsistentRequest: a unit that does not exist, overlaps another, holds part of a tie or runs twice.
+        InconsistentRequest: a unit that does not exist or overlaps another, a tie over two units, or a group
+            of modules of which one runs several times.
     """
-    order = {module.path: index for index, module in enumerate(model.modules)}
-    ordered = sorted(unit_modules, key=lambda modules: _registration_index(modules, order))
+    first = _first_parameters(model)
+    ordered = sorted(unit_modules, key=lambda modules: _registration(modules, first))
     owners = _owners(ordered)
     units: list[list[tuple[str, Parameter]]] = [[] for _ in range(len(ordered) + 1)]
     home: dict[str, int] = {}
@@ -117,80 +96,30 @@ def partition(model: ModelDescription, unit_modules: Sequence[tuple[str, ...]]) 
                 f"parameters {name!r} and {parameter.tied_to!r} are tied but lie in different units; "
                 "put both modules into one unit or leave both to the root"
             )
-    unit_of_call = tuple(_unit_of(call.path, owners) for call in model.calls)
     return Partition(
         model=model,
         units=tuple(
             Unit(modules=modules, parameters=tuple(parameters))
             for modules, parameters in zip([("",), *ordered], units, strict=True)
         ),
-        unit_of_call=unit_of_call,
-        passes=_passes(model, [("",), *ordered], unit_of_call),
+        unit_of_call=tuple(_unit_of(call.path, owners) for call in model.calls),
+        passes=_passes(model, [("",), *ordered], owners, blocks),
+        with_gradient=names_with_gradient(model),
+        blocks=blocks,
     )
 
 
-def unit_bytes(unit: Unit, *, shard: int, precision: Precision, with_gradient: set[str]) -> UnitBytes:
-    """Sizes of a unit when sharded over `shard` ranks; `with_gradient` names parameters that get one."""
-    stored = gathered = cast = gradients = reduce_input = sharded_gradients = 0
-    casts = False
-    pieces: list[tuple[int, int]] = []
-    for name, parameter in unit.parameters:
-        local = shard_elements(parameter, shard)
-        gather_dtype = _gather_dtype(parameter, precision)
-        stored += local * parameter.dtype.itemsize_bytes
-        piece = local * gather_dtype.itemsize_bytes
-        gathered += shard * piece
-        cast += piece if gather_dtype != parameter.dtype else 0
-        pieces.append((piece, piece if gather_dtype != parameter.dtype else 0))
-        if name not in with_gradient:
-            continue
-        reduce_dtype = precision.reduce_dtype or gather_dtype
-        gradients += parameter.num_elements * gather_dtype.itemsize_bytes
-        reduce_input += shard * local * reduce_dtype.itemsize_bytes
-        sharded_gradients += local * parameter.dtype.itemsize_bytes
-        casts = casts or reduce_dtype != parameter.dtype
-    return UnitBytes(
-        stored=stored,
-        gathered=gathered,
-        cast=cast,
-        largest_casts=_largest_casts(pieces),
-        gradients=gradients,
-        reduce_input=reduce_input,
-        reduce_output=reduce_input // shard,
-        sharded_gradients=sharded_gradients,
-        casts=casts,
-    )
-
-
-def _largest_casts(pieces: list[tuple[int, int]]) -> tuple[int, int]:
-    """Each parameter is cast, then its unsharded storage allocated; a cast lives until the next one is made."""
-    worst = (0, 0)
-    unsharded = previous = 0
-    for whole, cast in pieces:
-        for moment in ((unsharded, previous + cast), (unsharded + whole, cast)):
-            if sum(moment) > sum(worst):
-                worst = moment
-        unsharded, previous = unsharded + whole, cast
-    return worst
-
-
-def shard_elements(parameter: Parameter, shard: int) -> int:
-    """Elements on rank 0 after `torch.chunk` of dimension 0 into `shard` chunks."""
-    if not parameter.shape:
-        return 1
-    return ceil(parameter.shape[0] / shard) * prod(parameter.shape[1:])
-
-
-def names_with_gradient(model: ModelDescription) -> set[str]:
+def names_with_gradient(model: ModelDescription) -> frozenset[str]:
     """Full names of the parameters that some call gives a gradient, by their first (untied) name."""
-    ties = {name: parameter.tied_to or name for name, parameter in model.iter_parameters()}
-    trainable = {name for name, parameter in model.iter_parameters() if parameter.requires_grad}
+    parameters = model.iter_parameters()
+    ties = {name: parameter.tied_to or name for name, parameter in parameters}
+    trainable = {name for name, parameter in parameters if parameter.requires_grad}
     reached: set[str] = set()
     for call in model.calls:
         kind = model.kinds[call.kind]
         if kind.output_requires_grad:
             reached.update(resolve(ties, call.path, name) for name in kind.gradient_order)
-    return reached & trainable
+    return frozenset(reached & trainable)
 
 
 def resolve(ties: dict[str, str], path: str, name: str) -> str:
@@ -199,37 +128,24 @@ def resolve(ties: dict[str, str], path: str, name: str) -> str:
     return ties[relative] if relative in ties else ties.get(name, name)
 
 
-def gradient_bytes(model: ModelDescription, precision: Precision) -> list[list[int]]:
-    """Bytes of each gradient of each call, in its `gradient_order`; tied ones at their first in backward."""
-    parameters = dict(model.iter_parameters())
-    ties = {name: parameter.tied_to or name for name, parameter in parameters.items()}
-    met = parameters.keys() - names_with_gradient(model)
-    sizes: list[list[int]] = []
-    for call in reversed(model.calls):
-        names = [resolve(ties, call.path, name) for name in model.kinds[call.kind].gradient_order]
-        sizes.append([0 if name in met else _gradient_bytes(parameters[name], precision) for name in names])
-        met.update(names)
-    return sizes[::-1]
+def _first_parameters(model: ModelDescription) -> dict[str, int]:
+    """Place of the first parameter at or below each module."""
+    places: dict[str, int] = {}
+    for index, (name, _) in enumerate(model.iter_parameters()):
+        for module in _prefixes(name.rpartition(".")[0]):
+            places.setdefault(module, index)
+    return places
 
 
-def _gradient_bytes(parameter: Parameter, precision: Precision) -> int:
-    return parameter.num_elements * _gather_dtype(parameter, precision).itemsize_bytes
-
-
-def _gather_dtype(parameter: Parameter, precision: Precision) -> DType:
-    if precision.param_dtype is not None and parameter.dtype in _FLOATING:
-        return precision.param_dtype
-    return parameter.dtype
-
-
-def _registration_index(modules: tuple[str, ...], order: dict[str, int]) -> int:
-    found = [index for path, index in order.items() if any(contains(module, path) for module in modules)]
+def _registration(modules: tuple[str, ...], places: dict[str, int]) -> tuple[int, int]:
+    """Place of the first parameter; of units that share it the outer one comes first."""
+    found = [places[module] for module in modules if module in places]
     if not found or "" in modules:
         raise InconsistentRequest(
             f"unit {', '.join(modules) or '(root)'!r} names no module with parameters; "
             "units are module paths of the description, and the root is implied"
         )
-    return min(found)
+    return min(found), _depth(modules)
 
 
 def _owners(ordered: Sequence[tuple[str, ...]]) -> dict[str, int]:
@@ -243,37 +159,60 @@ def _owners(ordered: Sequence[tuple[str, ...]]) -> dict[str, int]:
 
 
 def _unit_of(path: str, owners: dict[str, int]) -> int:
-    prefix = path
-    while prefix:
-        if prefix in owners:
-            return owners[prefix]
-        prefix = prefix.rpartition(".")[0]
-    return ROOT
+    return next((owners[prefix] for prefix in _prefixes(path) if prefix in owners), ROOT)
+
+
+def _prefixes(path: str) -> Iterable[str]:
+    """The path and all that it lies in but the root, the longest first."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _passes(
-    model: ModelDescription, modules: Sequence[tuple[str, ...]], unit_of_call: tuple[int, ...]
+    model: ModelDescription,
+    modules: Sequence[tuple[str, ...]],
+    owners: dict[str, int],
+    blocks: Sequence[ExpandedBlock],
 ) -> tuple[Pass, ...]:
-    calls_of: dict[int, list[int]] = defaultdict(list)
-    for index, unit in enumerate(unit_of_call):
-        if unit != ROOT:
-            calls_of[unit].append(index)
-    passes = [Pass(unit=unit, first=calls[0], last=calls[-1]) for unit, calls in calls_of.items()]
-    passes.sort(key=lambda item: item.first)
-    for earlier, later in pairwise(passes):
-        if later.first <= earlier.last:
-            raise InconsistentRequest(
-                f"units {modules[earlier.unit]} and {modules[later.unit]} run inside each other; "
-                "nested units are not modelled yet"
-            )
-    seen: dict[tuple[int, str], int] = {}
+    inside: dict[int, list[int]] = {}
     for index, call in enumerate(model.calls):
-        unit = unit_of_call[index]
-        previous = seen.get((unit, call.path))
-        if unit != ROOT and previous is not None and call.path in modules[unit]:
-            raise InconsistentRequest(
-                f"module {call.path!r} runs more than once in a forward (calls {previous} and {index}); "
-                "leave it to the root unit"
-            )
-        seen[(unit, call.path)] = index
-    return tuple(passes)
+        for unit in dict.fromkeys(owners[prefix] for prefix in _prefixes(call.path) if prefix in owners):
+            inside.setdefault(unit, []).append(index)
+    passes = [
+        Pass(unit=unit, first=calls[0], last=calls[-1])
+        for unit, indices in inside.items()
+        for calls in _runs(model, modules[unit], indices, blocks)
+    ]
+    return tuple(sorted(passes, key=lambda run: (run.first, -run.last, _depth(modules[run.unit]))))
+
+
+def _depth(modules: tuple[str, ...]) -> int:
+    return min(module.count(".") for module in modules)
+
+
+def _runs(
+    model: ModelDescription, modules: tuple[str, ...], calls: Sequence[int], blocks: Sequence[ExpandedBlock]
+) -> list[list[int]]:
+    """Calls of each run of a unit.
+
+    A module that is one call runs as often as it is called, one in a replaced block as often as that is.
+    Any other unit runs once.
+    """
+    own = [index for index in calls if model.kinds[model.calls[index].kind].role is not CallRole.GLUE]
+    repeated = [path for path, num in Counter(model.calls[index].path for index in own).items() if num > 1]
+    if not repeated:
+        return [list(calls)]
+    runs: dict[int, list[int]] = {}
+    if len(modules) == 1:
+        holders = [block for block in blocks if contains(block.path, modules[0])]
+        for index in calls:
+            starts = [block.first for block in holders if block.first <= index <= block.last]
+            is_call = index in own and model.calls[index].path == modules[0]
+            runs.setdefault(starts[-1] if starts else index if is_call else -1, []).append(index)
+    if not runs or -1 in runs:
+        raise InconsistentRequest(
+            f"module {repeated[0]!r} runs more than once in a forward, but shares the unit {list(modules)} with "
+            "other calls; make it a unit of its own or leave it to the root unit"
+        )
+    return list(runs.values())

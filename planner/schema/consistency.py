@@ -1,12 +1,17 @@
 """What the parts of a model description must agree on; a broken rule names its place and the remedy."""
 
+from collections.abc import Iterable, Iterator, Mapping
+from math import isclose
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner.schema.model import CallKind, Liveness, ModelDescription, Parameter
+    from planner.schema.polynomial import Polynomial
 
 
 _LOSS_PATH = "(loss)"
+_RELATIVE_TOLERANCE = 1e-9
+_ABSOLUTE_TOLERANCE = 1e-6
 
 
 def require_references(model: "ModelDescription") -> None:
@@ -54,6 +59,28 @@ def _require_sound_kind(name: str, kind: "CallKind") -> None:
     for policy, liveness in (("none", kind.none), ("full", kind.full)):
         if liveness is not None:
             _require_sound_liveness(f"kinds.{name}.{policy}", kind, liveness)
+    _require_sound_selective(name, kind)
+
+
+def _require_sound_selective(name: str, kind: "CallKind") -> None:
+    seen: set[tuple[str, ...]] = set()
+    for index, entry in enumerate(kind.selective):
+        path = f"kinds.{name}.selective[{index}]"
+        if kind.full is None:
+            raise ValueError(f"{path}: the kind has no `full`, so it cannot be checkpointed; leave `selective` out")
+        if list(entry.saved_ops) != sorted(set(entry.saved_ops)):
+            raise ValueError(f"{path}.saved_ops: sort the operations and name each once")
+        if entry.saved_ops in seen:
+            raise ValueError(
+                f"{path}.saved_ops: {', '.join(entry.saved_ops)} has an entry already; keep one of them"
+            )
+        seen.add(entry.saved_ops)
+        if len(entry.recompute) != len(kind.regions):
+            raise ValueError(
+                f"{path}.recompute: {len(entry.recompute)} entries, but the kind has {len(kind.regions)} regions; "
+                "give one for each"
+            )
+        _require_sound_liveness(f"{path}.liveness", kind, entry.liveness)
 
 
 def _require_sound_liveness(path: str, kind: "CallKind", liveness: "Liveness") -> None:
@@ -72,6 +99,102 @@ def _require_sound_liveness(path: str, kind: "CallKind", liveness: "Liveness") -
                 f"{path}.backward[{index}].num_gradients: {moment.num_gradients}, but gradient_order names "
                 f"{num_gradients}"
             )
+
+
+def require_sound_parts(model: "ModelDescription") -> None:
+    """Parts exist, end somewhere, and do and keep together what the call does and keeps.
+
+    Raises:
+        ValueError: they do not.
+    """
+    for name, kind in model.kinds.items():
+        for index, part in enumerate(kind.parts):
+            place = f"kinds.{name}.parts[{index}]"
+            if part.kind not in model.kinds:
+                raise ValueError(f"{place}.kind: no kind {part.kind!r}")
+            if part.path == _LOSS_PATH:
+                raise ValueError(f"{place}.path: the loss is a call of the model, not a part of another call")
+            if not part.path and model.kinds[part.kind].parts:
+                raise ValueError(f"{place}.kind: the code of a call between its children has no parts of its own")
+    for name in model.kinds:
+        _require_end(name, model.kinds)
+        _require_equal_parts(name, model.kinds)
+
+
+def _require_end(name: str, kinds: "Mapping[str, CallKind]") -> None:
+    reached: set[str] = set()
+    following = [name]
+    while following:
+        for part in kinds[following.pop()].parts:
+            if part.kind == name:
+                raise ValueError(f"kinds.{name}.parts: the kind is a part of itself; parts must be smaller calls")
+            if part.kind not in reached:
+                reached.add(part.kind)
+                following.append(part.kind)
+
+
+def _require_equal_parts(name: str, kinds: "Mapping[str, CallKind]") -> None:
+    kind = kinds[name]
+    if not kind.parts:
+        return
+    parts = [kinds[part.kind] for part in kind.parts]
+    gradients = [
+        f"{part.path}.{gradient}" if part.path else gradient
+        for part in kind.parts
+        for gradient in kinds[part.kind].gradient_order
+    ]
+    if sorted(gradients) != sorted(kind.gradient_order):
+        wrong = sorted(set(gradients) ^ set(kind.gradient_order)) or sorted(gradients)
+        raise ValueError(
+            f"kinds.{name}.parts: their gradients are not those of the kind ({', '.join(wrong)}); each must be in "
+            "the gradient_order of one part, relative to its path"
+        )
+    whole = _totals(kind)
+    for quantity, terms in _summed(map(_totals, parts)).items():
+        for term, value in terms.items():
+            expected = whole[quantity][term]
+            if not isclose(value, expected, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_ABSOLUTE_TOLERANCE):
+                raise ValueError(
+                    f"kinds.{name}.parts: together they have {value} in term {term!r} of {quantity}, the kind has "
+                    f"{expected}; parts are the same call, so the sums must be equal"
+                )
+
+
+_Totals = dict[str, dict[str, int | float]]
+
+
+def _totals(kind: "CallKind") -> _Totals:
+    """Sums of what a kind keeps without checkpointing and of the work of its regions, by term."""
+    return {quantity: _sum_terms(polynomials) for quantity, polynomials in _quantities(kind)} | {
+        f"{step} kernels": {"one": sum(getattr(region, step).num_kernels for region in kind.regions)}
+        for step in ("forward", "backward")
+    }
+
+
+def _quantities(kind: "CallKind") -> "Iterator[tuple[str, list[Polynomial]]]":
+    yield "none.saved", [tensor.size_bytes for tensor in kind.none.saved]
+    for step in ("forward", "backward"):
+        works = [getattr(region, step) for region in kind.regions]
+        yield f"{step} flops", [work.flops for work in works]
+        yield f"{step} moved_bytes", [work.moved_bytes for work in works]
+
+
+def _sum_terms(polynomials: "Iterable[Polynomial]") -> dict[str, int | float]:
+    sums: dict[str, int | float] = dict.fromkeys(("one", "b", "s", "bs", "ss", "bss"), 0)
+    for polynomial in polynomials:
+        for term in sums:
+            sums[term] += getattr(polynomial, term)
+    return sums
+
+
+def _summed(totals: Iterable[_Totals]) -> _Totals:
+    result: _Totals = {}
+    for entry in totals:
+        for quantity, terms in entry.items():
+            sums = result.setdefault(quantity, dict.fromkeys(terms, 0))
+            for term, value in terms.items():
+                sums[term] += value
+    return result
 
 
 def require_sound_ties(parameters: "list[tuple[str, Parameter]]") -> None:

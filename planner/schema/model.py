@@ -27,7 +27,12 @@ from planner.schema.base import (
     Positive,
     Sha256,
 )
-from planner.schema.consistency import require_references, require_sound_kinds, require_sound_ties
+from planner.schema.consistency import (
+    require_references,
+    require_sound_kinds,
+    require_sound_parts,
+    require_sound_ties,
+)
 from planner.schema.polynomial import Polynomial
 
 
@@ -138,10 +143,24 @@ class Liveness(Part):
     """Moments of the forward pass that can be the peak (dominated ones are left out)."""
     backward: tuple[Moment, ...] = ()
     """Moments of the backward pass, recomputation included."""
+    after_forward: Polynomial = Polynomial()
+    """Bytes alive between this call's forward and the next one's, beyond what is kept: its output."""
+    after_backward: Polynomial = Polynomial()
+    """Bytes alive between this call's backward and that of the call before it: gradients of its inputs."""
 
     def kept_bytes(self, micro_batch: int, sequence: int) -> int:
         """Bytes kept from forward to backward."""
         return sum(tensor.size_bytes.at(micro_batch, sequence) for tensor in self.saved)
+
+
+class SelectiveCheckpoint(Part):
+    """Selective checkpointing of a call: outputs of some operations are kept, the others are recomputed."""
+
+    saved_ops: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Operations whose outputs are kept, e.g. `aten.mm.default`; sorted."""
+    liveness: Liveness
+    recompute: tuple[Work, ...]
+    """What each region runs again in backward."""
 
 
 class CallRole(StrEnum):
@@ -174,6 +193,10 @@ class CallKind(Part):
     """Liveness when everything autograd saves is kept."""
     full: Liveness | None = None
     """Liveness under full checkpointing of the call; absent where it cannot be checkpointed."""
+    selective: tuple[SelectiveCheckpoint, ...] = ()
+    """Ways between `none` and `full` of which none is better in both kept bytes and recomputation."""
+    parts: tuple["Call", ...] = ()
+    """The same call as a sequence of smaller ones (paths relative to it), for plans with units inside it."""
     gradient_order: tuple[str, ...] = ()
     """Relative names of the parameters in the order in which backward completes their gradients."""
     input_requires_grad: bool = True
@@ -182,6 +205,12 @@ class CallKind(Part):
     branches: tuple[Branch, ...] = ()
     kernels: tuple[str, ...] = ()
     """Attention and expert kernels seen, e.g. `aten._scaled_dot_product_flash_attention_for_cpu`."""
+
+    def recomputation(self, saved_ops: tuple[str, ...] = ()) -> tuple[Work, ...]:
+        """What each region runs again under full checkpointing, or under selective with these operations kept."""
+        if not saved_ops:
+            return tuple(region.recompute for region in self.regions)
+        return next(option.recompute for option in self.selective if option.saved_ops == saved_ops)
 
 
 class Call(Part):
@@ -202,15 +231,28 @@ class Module(Part):
     """Key of `ModelDescription.parameter_sets`."""
 
 
+class KeptBy(StrEnum):
+    """Under which activation policies something stays from forward to backward."""
+
+    BOTH = "both"
+    NONE = "none"
+    """Only where autograd keeps what it saves; checkpointing needs it no longer."""
+    FULL = "full"
+    """Only as an input of checkpointed blocks, selectively or in full; autograd alone saves it nowhere."""
+
+
 class SharedTensor(Part):
     """A storage that several calls save (position tables, masks, encoder outputs): counted once.
 
-    It lives from the forward of `first_call` to the backward of `first_call`.
+    It lives from the forward of `first_call` to the backward of `first_call`. With `kept_by` other than `both` it
+    counts only where, of the calls from `first_call` to `last_call` that can be checkpointed (their kind has
+    `full`), at least one is (`full`; selectively or in full), or at least one is not (`none`).
     """
 
     size_bytes: Polynomial
     first_call: Count
     last_call: Count
+    kept_by: KeptBy = KeptBy.BOTH
 
 
 class StateTier(StrEnum):
@@ -273,6 +315,7 @@ class ModelDescription(Document):
         require_references(self)
         require_sound_ties(self.iter_parameters())
         require_sound_kinds(self)
+        require_sound_parts(self)
         return self
 
     def iter_parameters(self) -> list[tuple[str, Parameter]]:

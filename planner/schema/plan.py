@@ -8,6 +8,7 @@ from pydantic import Field
 from planner.schema.base import Bytes, Count, Document, DType, ModulePath, Name, Nanoseconds, Part, Positive, Sha256
 from planner.schema.model import StateTier
 from planner.schema.request import ClientFeature
+from planner.schema.versions import VersionSpecifier
 
 
 class MeshPlan(Part):
@@ -46,6 +47,8 @@ class UnitPlan(Part):
     """Modules of the unit; several for `fully_shard([a, b])`."""
     reshard_after_forward: bool | Positive | None = None
     """As `fully_shard` takes it; None leaves FSDP2's default."""
+    reshard_after_backward: bool = True
+    """False keeps the unit gathered between the micro-batches of a step (`set_reshard_after_backward`)."""
     forward_prefetch: tuple[ModulePath, ...] = ()
     """First modules of the units for `set_modules_to_forward_prefetch`; empty means implicit prefetch."""
     backward_prefetch: tuple[ModulePath, ...] = ()
@@ -73,12 +76,33 @@ class ActivationPlan(Part):
     saved_ops: tuple[str, ...] = ()
 
 
+class GradientSync(StrEnum):
+    """When the micro-batches of a step reduce their gradients."""
+
+    EVERY_MICRO_BATCH = "every_micro_batch"
+    LAST_MICRO_BATCH = "last_micro_batch"
+    """The others add to whole gradients (`set_requires_gradient_sync`)."""
+    ALL_REDUCE_ON_LAST = "all_reduce_on_last_micro_batch"
+    """The others reduce-scatter, and add to what waits for the all-reduce (`set_requires_all_reduce`)."""
+
+
+class ShardDim(Part):
+    """A parameter that is sharded on another dimension than the first (`shard_placement_fn`)."""
+
+    parameter: Name
+    dim: Positive
+
+
 class RuntimeKnobs(Part):
     """Settings that hold for the whole model."""
 
     reduce_scatter_max_input_buffers: Positive = 1
     separate_reduce_scatter_group: bool = False
-    gradient_sync: Literal["every_micro_batch", "last_micro_batch"] = "every_micro_batch"
+    gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
+    reduce_scatter_unused_params: bool = False
+    """Parameters that got no gradient are reduced as zeros."""
+    post_optimizer_event: bool = False
+    """Gathers of a step wait for the optimizer alone, not for all that the compute stream was given before."""
 
 
 class Decisions(Part):
@@ -95,6 +119,8 @@ class Decisions(Part):
     num_micro_batches: Positive
     runtime: RuntimeKnobs = RuntimeKnobs()
     layouts: tuple[Layout, ...] = ()
+    shard_dims: tuple[ShardDim, ...] = ()
+    """Parameters not listed are sharded on dimension 0."""
 
 
 class StepBreakdown(Part):
@@ -107,6 +133,8 @@ class StepBreakdown(Part):
     exposed_all_gather_ns: Nanoseconds = 0
     exposed_reduce_scatter_ns: Nanoseconds = 0
     exposed_all_reduce_ns: Nanoseconds = 0
+    exposed_host_copy_ns: Nanoseconds = 0
+    """The device waits for copies from or to the host."""
     exposed_launch_ns: Nanoseconds = 0
     """The device waits for the CPU to issue work."""
     optimizer_ns: Nanoseconds = 0
@@ -139,6 +167,17 @@ class MemoryPeak(Part):
     """Peak of the sum: what `MemTracker` and `max_memory_allocated` show."""
     by_category_bytes: dict[MemoryCategory, Bytes] = {}
     """Categories at the moment of the allocated peak; they add up to it."""
+    optimizer_step_bytes: Bytes = 0
+    """Allocated at the optimizer step."""
+    first_micro_batch_bytes: Bytes = 0
+    """Allocated peak of forward and backward in the first step, while the optimizer has no state: what a profile of
+    that step shows, and less than the peak."""
+    segments_by_pool_bytes: dict[str, Bytes] = {}
+    """What the caching allocator holds for each pool with default settings, once steps repeat: sizes are rounded,
+    segments of a pool serve no other, and free ones may be too small for the next request."""
+    segments_bytes: Bytes = 0
+    """Sum over the pools: what `memory_reserved` shows on a device with room. When it runs out of memory, the
+    allocator gives free segments back first, so that a plan may fit with less."""
     moment: str = ""
     """The moment in words, e.g. `backward of layers.7`."""
     unit: str = ""
@@ -181,6 +220,10 @@ class Predictions(Part):
     peak: MemoryPeak
     budget: MemoryBudget
     host_bytes: Bytes = 0
+    host_reserved_bytes: Bytes = 0
+    """`host_bytes` with pinned tensors rounded up to powers of two, as their allocator does."""
+    host_budget_bytes: Bytes = 0
+    """Memory of the host for one rank; 0 when the cluster does not say."""
     nvme_bytes: Bytes = 0
     tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
     model_flops_utilization: Annotated[float, Field(ge=0)] = 0.0
@@ -258,7 +301,7 @@ class Requirements(Part):
     """What applying the plan needs."""
 
     client_features: tuple[ClientFeature, ...] = ()
-    torch: str = ">=2.11"
+    torch: VersionSpecifier = ">=2.11"
     """PEP 440 specifier."""
 
 

@@ -72,5 +72,7 @@ class Profile(Document):
     cpu_optimizer_parameters_per_s_per_core: Positive | None = None
     context_bytes: Bytes | None = None
     communicator_bytes: Bytes | None = None
+    concurrent_collectives: bool = False
+    """Measured: collectives of two communicators over the shard axis run side by side at full speed."""
     compute_slowdown_under_communication: Fraction = 0.0
     communication_slowdown_under_compute: Fraction = 0.0

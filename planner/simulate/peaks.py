@@ -3,10 +3,19 @@
 from dataclasses import dataclass
 
 from planner.costs.optimizer import optimizer_state_bytes, optimizer_transient_bytes
-from planner.program.inputs import knobs_of, local_shards, partition_of, precision_of, step_inputs
-from planner.program.predicted import step_programs
+from planner.program.build import build_program
+from planner.program.inputs import (
+    each_micro_batch,
+    knobs_of,
+    local_shards,
+    partition_of,
+    precision_of,
+    step_inputs,
+)
+from planner.program.predicted import launches_only
 from planner.schema import Decisions, ModelDescription, Workload
-from planner.simulate.replay import MemoryPoint, replay
+from planner.simulate.memory import MemoryPoint
+from planner.simulate.replay import replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +25,23 @@ class PhasePeaks:
     micro_batch: MemoryPoint
     """Forward and backward: of a micro-batch that finds gradients to add to, where there is one."""
     optimizer: MemoryPoint
+    optimizer_state_bytes: int
+    """Made by the first optimizer step, and part of all peaks after it."""
+
+    @property
+    def first_micro_batch_bytes(self) -> int:
+        """Forward and backward of the first step: what a profile of it shows."""
+        return self.micro_batch.total_bytes - self.optimizer_state_bytes
+
+    @property
+    def first_step_bytes(self) -> int:
+        """All of the first step; its optimizer step is as high as any."""
+        return max(self.first_micro_batch_bytes, self.optimizer.total_bytes)
+
+    @property
+    def step_bytes(self) -> int:
+        """The second step and all after it."""
+        return max(self.micro_batch.total_bytes, self.optimizer.total_bytes)
 
 
 def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Workload) -> PhasePeaks:
@@ -31,14 +57,24 @@ def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Wor
         UnsupportedField: the decisions use a knob that is not modelled.
     """
     parts = partition_of(model, decisions)
-    shards = local_shards(parts, decisions.mesh.shard)
+    knobs = knobs_of(decisions, parts)
+    units = [unit for unit in range(len(parts.units)) if not knobs.is_on_host(unit)]
+    shards = local_shards(parts, decisions.mesh.shard, units)
     inputs = step_inputs(
         parts,
         workload.model_copy(update={"micro_batch": decisions.micro_batch, "precision": precision_of(decisions)}),
         shard=decisions.mesh.shard,
         optimizer_bytes=sum(optimizer_state_bytes(workload, *shard) for shard in shards),
-        optimizer_transient_bytes=optimizer_transient_bytes(workload, shards),
+        optimizer_transient_bytes=optimizer_transient_bytes(workload, shards, decisions.mesh.shard),
+        decisions=decisions,
     )
-    programs = step_programs(inputs, knobs_of(decisions, parts), num=decisions.num_micro_batches)
-    *micro_batch, optimizer = replay(programs[-1], points=True).points
-    return PhasePeaks(micro_batch=max(micro_batch, key=lambda point: point.total_bytes), optimizer=optimizer)
+    points = [
+        replay(build_program(inputs, place, launches_only(parts)), points=True).points
+        for place, _ in each_micro_batch(knobs, decisions.num_micro_batches)
+    ]
+    *within, optimizer = [point for of_one in points for point in of_one]
+    return PhasePeaks(
+        micro_batch=max(within, key=lambda point: point.total_bytes),
+        optimizer=optimizer,
+        optimizer_state_bytes=inputs.optimizer_bytes,
+    )

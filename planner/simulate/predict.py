@@ -1,14 +1,24 @@
 """Predictions for a configuration: build its program, replay it, add up one optimizer step."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.costs import CostModel
+from planner.costs.optimizer import largest_shard_degree
 from planner.extent import require_exact
 from planner.program.build import build_program
-from planner.program.events import OperationKind, Program
-from planner.program.inputs import knobs_of, local_shards, partition_of, precision_of, step_inputs
+from planner.program.events import OperationKind, Program, Stream
+from planner.program.inputs import (
+    knobs_of,
+    local_shards,
+    micro_batches,
+    partition_of,
+    precision_of,
+    step_inputs,
+)
+from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition
-from planner.refuse import refuse_unmodelled
+from planner.refuse import refuse_missing_knobs, refuse_unmodelled
 from planner.schema import (
     Decisions,
     InconsistentRequest,
@@ -17,14 +27,29 @@ from planner.schema import (
     Predictions,
     StepBreakdown,
 )
+from planner.simulate.host import HostMemory, offloaded_activations
 from planner.simulate.replay import Replay, replay
+from planner.simulate.segments import Tensors, segments_of
+from planner.simulate.tensors import tensors_of
 
+_COPIES = (
+    OperationKind.COPY_OUT,
+    OperationKind.RESHARD,
+    OperationKind.ACCUMULATE,
+    OperationKind.CHUNK_CAT,
+)
+"""Copies that the compute stream runs for FSDP2."""
 _EXPOSED = {
+    OperationKind.HOST_TO_DEVICE: "exposed_host_copy_ns",
+    OperationKind.ACTIVATION_IN: "exposed_host_copy_ns",
+    OperationKind.ACTIVATION_OUT: "exposed_host_copy_ns",
     OperationKind.COPY_IN: "exposed_all_gather_ns",
     OperationKind.ALL_GATHER: "exposed_all_gather_ns",
     OperationKind.REDUCE_SCATTER: "exposed_reduce_scatter_ns",
     OperationKind.LOCAL_REDUCE: "exposed_reduce_scatter_ns",
     OperationKind.POST_REDUCE: "exposed_reduce_scatter_ns",
+    OperationKind.DIVIDE: "exposed_reduce_scatter_ns",
+    OperationKind.OFFLOAD: "exposed_host_copy_ns",
     OperationKind.ALL_REDUCE: "exposed_all_reduce_ns",
     None: "exposed_launch_ns",
 }
@@ -32,15 +57,33 @@ _EXPOSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProgram:
-    """The program of a configuration, with what it was built from."""
+    """The micro-batches of a configuration, with what they were built from."""
 
-    program: Program
-    partition: Partition
+    programs: tuple[tuple[Program, int], ...]
+    """Micro-batches that differ, in order, each with how many there are in a step."""
+    inputs: StepInputs
+    knobs: Knobs
     costs: CostModel
+    optimizer_ns: int
+    """Optimizer step, on the device and then on the host."""
+    cpu_optimizer_ns: int
+    """Its part on the host."""
+    accumulates_shards: bool
+    """Some micro-batch adds to sharded gradients of earlier ones."""
+
+    @property
+    def partition(self) -> Partition:
+        """Units and calls."""
+        return self.inputs.partition
+
+    @property
+    def program(self) -> Program:
+        """The last micro-batch."""
+        return self.programs[-1][0]
 
 
 def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
-    """Build the program of a configuration.
+    """Build the programs of a configuration.
 
     Raises:
         InconsistentRequest: decisions and request contradict each other.
@@ -50,86 +93,163 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
     workload = request.workload.model_copy(
         update={"micro_batch": decisions.micro_batch, "precision": precision_of(decisions)}
     )
-    planned = request.model_copy(update={"workload": workload})
-    refuse_unmodelled(planned)
-    costs = CostModel.of(planned, decisions.mesh)
     parts = partition_of(request.model, decisions)
-    shards = local_shards(parts, decisions.mesh.shard)
+    planned = request.model_copy(update={"workload": workload, "model": parts.model})
+    refuse_unmodelled(planned)
+    refuse_missing_knobs(decisions, request.model, workload.torch_version)
+    _require_rows(planned, decisions.mesh.shard)
+    costs = CostModel.of_plan(planned, decisions)
+    knobs = knobs_of(decisions, parts)
+    on_device, on_host = (
+        local_shards(parts, decisions.mesh.shard, units_of(parts, knobs, on_host=tier)) for tier in (False, True)
+    )
     inputs = step_inputs(
         parts,
         workload,
         shard=decisions.mesh.shard,
-        optimizer_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in shards),
-        optimizer_transient_bytes=costs.optimizer_transient_bytes(shards),
+        optimizer_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in on_device),
+        optimizer_transient_bytes=costs.optimizer_transient_bytes(on_device),
+        decisions=decisions,
     )
-    program = build_program(inputs, knobs_of(decisions, parts), costs)
-    require_exact(
-        program,
-        costs.sources(),
-        num_micro_batches=decisions.num_micro_batches,
-        optimizer_ns=costs.optimizer_ns(shards),
+    cpu_optimizer_ns = costs.cpu_optimizer_ns(on_host)
+    optimizer_ns = costs.optimizer_ns(on_device) + cpu_optimizer_ns
+    places = micro_batches(knobs, decisions.num_micro_batches)
+    programs = tuple((build_program(inputs, place, costs), num) for place, num in places)
+    for program, _ in programs:
+        require_exact(
+            program,
+            costs.sources(),
+            num_micro_batches=decisions.num_micro_batches,
+            optimizer_ns=optimizer_ns,
+        )
+    return PlanProgram(
+        programs=programs,
+        inputs=inputs,
+        knobs=knobs,
+        costs=costs,
+        optimizer_ns=optimizer_ns,
+        cpu_optimizer_ns=cpu_optimizer_ns,
+        accumulates_shards=any(place.finds_sharded_gradients for place, _ in places),
     )
-    return PlanProgram(program=program, partition=parts, costs=costs)
+
+
+def units_of(parts: Partition, knobs: Knobs, *, on_host: bool) -> list[int]:
+    """The units whose shards are on the host, or those on the device."""
+    return [unit for unit in range(len(parts.units)) if knobs.is_on_host(unit) is on_host]
 
 
 def predict(request: PlanRequest, decisions: Decisions) -> Predictions:
     """Step time and memory of a configuration; errors as `program_of`."""
     built = program_of(request, decisions)
-    run = replay(built.program)
-    return predictions_of(request, decisions, built, run)
+    return predictions_of(request, decisions, built, [replay(program) for program, _ in built.programs])
 
 
-def predictions_of(request: PlanRequest, decisions: Decisions, built: PlanProgram, run: Replay) -> Predictions:
-    """State a replay as predictions of one optimizer step."""
+def predictions_of(
+    request: PlanRequest, decisions: Decisions, built: PlanProgram, runs: Sequence[Replay]
+) -> Predictions:
+    """State the replays of a step's micro-batches as predictions of one optimizer step."""
     costs = built.costs
-    num = decisions.num_micro_batches
-    optimizer_ns = costs.optimizer_ns(local_shards(built.partition, decisions.mesh.shard))
-    step_ns = num * run.micro_batch_ns + optimizer_ns
+    counted = [(run, num) for run, (_, num) in zip(runs, built.programs, strict=True)]
+    step_ns = sum(num * run.micro_batch_ns for run, num in counted) + built.optimizer_ns
     tokens = request.workload.global_batch * request.workload.sequence
     seconds = step_ns / 1e9
+    flops = decisions.num_micro_batches * costs.model_flops()
+    last = runs[-1]
+    host = _host_memory(built)
     return Predictions(
         step_time_ns=step_ns,
-        breakdown=_breakdown(run, num, optimizer_ns),
-        peak=peak_of(run),
+        breakdown=_breakdown(counted, built.optimizer_ns),
+        peak=memory_peak(built, runs, segments=True),
         budget=costs.budget,
+        host_bytes=host.total_bytes,
+        host_reserved_bytes=host.reserved_bytes,
+        host_budget_bytes=costs.host_budget_bytes if host.total_bytes else 0,
         tokens_per_s=round(tokens / seconds, 3) if seconds else 0.0,
-        model_flops_utilization=(
-            round(num * costs.model_flops() / (seconds * costs.peak_flops_per_s), 6) if seconds else 0.0
-        ),
-        num_all_gathers=run.count(OperationKind.ALL_GATHER),
-        num_reduce_scatters=run.count(OperationKind.REDUCE_SCATTER),
-        num_all_reduces=run.count(OperationKind.ALL_REDUCE),
+        model_flops_utilization=round(flops / (seconds * costs.peak_flops_per_s), 6) if seconds else 0.0,
+        num_all_gathers=last.count(OperationKind.ALL_GATHER),
+        num_reduce_scatters=last.count(OperationKind.REDUCE_SCATTER),
+        num_all_reduces=last.count(OperationKind.ALL_REDUCE),
         sources=costs.sources(),
     )
 
 
-def peak_of(run: Replay) -> MemoryPeak:
-    """Memory of a replay at its worst moment."""
+def memory_peak(built: PlanProgram, runs: Sequence[Replay], *, segments: bool = False) -> MemoryPeak:
+    """Memory at its worst moment: each pool's own, and that of all together.
+
+    Args:
+        built: the micro-batches of a step.
+        runs: their replays.
+        segments: also work out what the caching allocator holds, which takes longer than a replay.
+    """
+    pools = largest_of(run.pools_bytes for run in runs)
+    worst = max((run.peak for run in runs), key=lambda peak: peak.total_bytes)
+    held = largest_of(segments_of(program, _tensors(built)) for program, _ in built.programs) if segments else {}
+    micro_batch = max(run.peaks.micro_batch_bytes for run in runs)
     return MemoryPeak(
-        pools_bytes={pool.value: size for pool, size in run.pools_bytes.items() if size},
-        reserved_bytes=run.reserved_bytes,
-        allocated_bytes=run.peak.total_bytes,
-        by_category_bytes=run.peak.by_category_bytes,
-        moment=run.peak.moment,
+        pools_bytes=pools,
+        reserved_bytes=sum(pools.values()),
+        allocated_bytes=worst.total_bytes,
+        by_category_bytes=worst.by_category_bytes,
+        optimizer_step_bytes=runs[-1].peaks.optimizer_bytes,
+        first_micro_batch_bytes=micro_batch - built.inputs.optimizer_bytes,
+        segments_by_pool_bytes=held,
+        segments_bytes=sum(held.values()),
+        moment=worst.moment,
     )
 
 
-def _breakdown(run: Replay, num: int, optimizer_ns: int) -> StepBreakdown:
+def largest_of(pools: Iterable[Mapping[Stream, int]]) -> dict[str, int]:
+    """The most of each pool over several micro-batches; pools that none uses are left out."""
+    found: dict[str, int] = {}
+    for sizes in pools:
+        for pool, size in sizes.items():
+            found[pool.value] = max(size, found.get(pool.value, 0))
+    return {pool: size for pool, size in found.items() if size}
+
+
+def _tensors(built: PlanProgram) -> Tensors:
+    units = units_of(built.partition, built.knobs, on_host=False)
+    shards = local_shards(built.partition, built.knobs.shard, units)
+    return tensors_of(built.inputs, built.knobs, [built.costs.optimizer_state_bytes(*shard) for shard in shards])
+
+
+def _host_memory(built: PlanProgram) -> HostMemory:
+    units = units_of(built.partition, built.knobs, on_host=True)
+    shards = local_shards(built.partition, built.knobs.shard, units)
+    return HostMemory.of(
+        (built.inputs.sizes[unit] for unit in units),
+        optimizer_bytes=sum(built.costs.optimizer_state_bytes(*shard) for shard in shards),
+        accumulates=built.accumulates_shards,
+        activations=offloaded_activations(built.inputs, built.knobs),
+    )
+
+
+def _breakdown(counted: Sequence[tuple[Replay, int]], optimizer_ns: int) -> StepBreakdown:
     parts = dict.fromkeys(_EXPOSED.values(), 0)
-    for stall in run.stalls:
-        parts[_EXPOSED.get(stall.cause, "exposed_launch_ns")] += stall.duration_ns
-    idle = sum(parts.values())
-    recompute = run.busy_ns(OperationKind.RECOMPUTE)
-    copies = run.busy_ns(OperationKind.COPY_OUT) + run.busy_ns(OperationKind.CHUNK_CAT)
-    compute = run.micro_batch_ns - idle - recompute - copies
+    recompute = copies = total = 0
+    for run, num in counted:
+        for stall in run.stalls:
+            parts[_EXPOSED.get(stall.cause, "exposed_launch_ns")] += num * stall.duration_ns
+        recompute += num * run.busy_ns(OperationKind.RECOMPUTE)
+        copies += num * sum(run.busy_ns(kind) for kind in _COPIES)
+        total += num * run.micro_batch_ns
     return StepBreakdown(
-        compute_ns=num * compute,
-        recompute_ns=num * recompute,
-        copy_ns=num * copies,
+        compute_ns=total - sum(parts.values()) - recompute - copies,
+        recompute_ns=recompute,
+        copy_ns=copies,
         optimizer_ns=optimizer_ns,
-        total_ns=num * run.micro_batch_ns + optimizer_ns,
-        **{name: num * value for name, value in parts.items()},
+        total_ns=total + optimizer_ns,
+        **parts,
     )
+
+
+def _require_rows(request: PlanRequest, shard: int) -> None:
+    largest = largest_shard_degree(request.workload, request.model.iter_parameters())
+    if largest is not None and shard > largest:
+        raise InconsistentRequest(
+            f"decisions.mesh.shard is {shard}, but torch's Muon takes no rank without a row, and its smallest "
+            f"matrix has {largest} rows; shard over fewer ranks, or put that matrix in another optimizer group"
+        )
 
 
 def _require_matching_batch(request: PlanRequest, decisions: Decisions) -> None:

@@ -1,36 +1,49 @@
 """Program and replay against the independent checker, on random requests and decisions."""
 
+from collections.abc import Callable
+
 import pytest
 
 from planner.check import recompute
-from planner.schema import InconsistentRequest
+from planner.schema import Decisions, InconsistentRequest, PlanRequest
 from planner.simulate import predict
+from tests.planner.random_knobs import random_case, random_nested_case
 from tests.planner.random_requests import random_decisions, random_request
+
+Case = Callable[[int], tuple[PlanRequest, Decisions]]
+SEEDS_PER_TEST = 60
+
+
+def _plain(seed: int) -> tuple[PlanRequest, Decisions]:
+    request = random_request(seed)
+    return request, random_decisions(request, seed + 1)
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_replay_equals_the_checker(block: int) -> None:
-    compared = 0
-    for seed in range(block * 60, (block + 1) * 60):
-        request = random_request(seed)
-        decisions = random_decisions(request, seed + 1)
-        try:
-            predicted = predict(request, decisions)
-        except InconsistentRequest:
-            continue
-        compared += 1
-        expected = recompute(request, decisions)
-        assert predicted.step_time_ns == expected.step_time_ns, seed
-        assert {k: v for k, v in predicted.peak.pools_bytes.items() if v} == {
-            str(k): v for k, v in expected.pools_bytes.items() if v
-        }, seed
-        assert predicted.peak.allocated_bytes == expected.allocated_bytes, seed
-        assert predicted.peak.reserved_bytes == expected.reserved_bytes, seed
-        assert predicted.num_all_gathers == expected.num_all_gathers, seed
-        assert predicted.num_reduce_scatters == expected.num_reduce_scatters, seed
-        assert predicted.num_all_reduces == expected.num_all_reduces, seed
-        breakdown = predicted.breakdown
-        parts = breakdown.model_dump()
-        assert breakdown.total_ns == predicted.step_time_ns == sum(parts.values()) - breakdown.total_ns, seed
-        assert sum(predicted.peak.by_category_bytes.values()) == predicted.peak.allocated_bytes, seed
-    assert compared > 40
+@pytest.mark.parametrize("case", [_plain, random_case, random_nested_case], ids=["usual", "every knob", "nested"])
+def test_replay_equals_the_checker(case: Case, block: int) -> None:
+    seeds = range(block * SEEDS_PER_TEST, (block + 1) * SEEDS_PER_TEST)
+    assert sum(_agrees(*case(seed), seed) for seed in seeds) > SEEDS_PER_TEST // 2
+
+
+def _agrees(request: PlanRequest, decisions: Decisions, seed: int) -> bool:
+    """Whether there was anything to compare."""
+    try:
+        predicted = predict(request, decisions)
+    except InconsistentRequest:
+        return False
+    expected = recompute(request, decisions)
+    assert predicted.step_time_ns == expected.step_time_ns, seed
+    assert {k: v for k, v in predicted.peak.pools_bytes.items() if v} == {
+        str(k): v for k, v in expected.pools_bytes.items() if v
+    }, seed
+    assert predicted.peak.allocated_bytes == expected.allocated_bytes, seed
+    assert predicted.peak.reserved_bytes == expected.reserved_bytes, seed
+    assert predicted.num_all_gathers == expected.num_all_gathers, seed
+    assert predicted.num_reduce_scatters == expected.num_reduce_scatters, seed
+    assert predicted.num_all_reduces == expected.num_all_reduces, seed
+    breakdown = predicted.breakdown
+    parts = breakdown.model_dump()
+    assert breakdown.total_ns == predicted.step_time_ns == sum(parts.values()) - breakdown.total_ns, seed
+    assert sum(predicted.peak.by_category_bytes.values()) == predicted.peak.allocated_bytes, seed
+    return True

@@ -175,23 +175,10 @@ REFUSED = {
         "invalid_document",
         "shared[0]: calls 2..99 do not exist",
     ),
-    "units inside each other": (
-        [
-            ("model.calls", [*CALLS[:3], {**CALLS[1], "path": "layers.0.more"}, *CALLS[3:]]),
-            ("model.modules", [*MODULES, {"path": "layers.0.more", "parameters": "block"}]),
-        ],
-        "inconsistent_request",
-        "run inside each other",
-    ),
     "no micro-batch": ([("workload.micro_batch", 0)], "invalid_document", "workload.micro_batch"),
     "no sequence": ([("workload.sequence", 0)], "invalid_document", "workload.sequence"),
     "an integer in quotes": ([("workload.sequence", "8")], "invalid_document", "workload.sequence"),
-    "float16 reduction": ([("workload.precision.reduce_dtype", "float16")], "unsupported_field", "reduce_dtype"),
-    "float16 reduction by default": (
-        [("workload.precision.reduce_dtype", None), ("workload.precision.param_dtype", "float16")],
-        "unsupported_field",
-        "the gradient of 'embed.w0' would be reduced in float16",
-    ),
+    "integer reduction": ([("workload.precision.reduce_dtype", "int8")], "unsupported_field", "reduce_dtype"),
     "float8 parameters": (
         [("workload.precision.param_dtype", "float8_e4m3fn")],
         "unsupported_field",

@@ -30,6 +30,7 @@ _STEP = (
     ("exposed_all_gather_ns", "exposed gather", "red", "G"),
     ("exposed_reduce_scatter_ns", "exposed reduce", "bright_red", "S"),
     ("exposed_all_reduce_ns", "exposed all-reduce", "magenta", "A"),
+    ("exposed_host_copy_ns", "exposed host copy", "bright_black", "H"),
     ("exposed_launch_ns", "launch", "cyan", "L"),
     ("optimizer_ns", "optimizer", "bright_magenta", "O"),
 )

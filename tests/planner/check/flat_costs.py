@@ -19,6 +19,11 @@ class FlatCosts:
     reduce: int = 30
     all_reduce: int = 20
     copy: int = 1
+    partial_gather: int = 15
+    to_device: int = 50
+    to_host: int = 60
+    concurrent_collectives: bool = False
+    host_budget_bytes: int = 0
     durations: Mapping[str, tuple[int, int, int]] = field(default_factory=lambda: DURATIONS)
     kernels: int = 1
 
@@ -28,8 +33,8 @@ class FlatCosts:
     def backward_ns(self, kind: str, /) -> int:
         return self.durations[kind][1]
 
-    def recompute_ns(self, kind: str, /) -> int:
-        return self.durations[kind][2]
+    def recompute_ns(self, kind: str, /, saved_ops: tuple[str, ...] = ()) -> int:
+        return self.durations[kind][2] // (1 + len(saved_ops))
 
     def forward_kernels(self, kind: str, /) -> int:
         return self.kernels
@@ -37,11 +42,11 @@ class FlatCosts:
     def backward_kernels(self, kind: str, /) -> int:
         return self.kernels
 
-    def recompute_kernels(self, kind: str, /) -> int:
+    def recompute_kernels(self, kind: str, /, saved_ops: tuple[str, ...] = ()) -> int:
         return self.kernels
 
-    def all_gather_ns(self, size_bytes: int, /) -> int:
-        return self.gather
+    def all_gather_ns(self, size_bytes: int, /, ranks: int | None = None) -> int:
+        return self.gather if ranks is None else self.partial_gather
 
     def reduce_scatter_ns(self, size_bytes: int, /) -> int:
         return self.reduce
@@ -52,11 +57,20 @@ class FlatCosts:
     def copy_ns(self, read_bytes: int, write_bytes: int, /) -> int:
         return self.copy
 
+    def host_to_device_ns(self, size_bytes: int, /) -> int:
+        return self.to_device
+
+    def device_to_host_ns(self, size_bytes: int, /) -> int:
+        return self.to_host
+
     def optimizer_state_bytes(self, name: str, parameter: Parameter, shard_elements: int, /) -> int:
         return 8 * shard_elements if parameter.requires_grad else 0
 
     def optimizer_ns(self, shards: Sequence[tuple[str, Parameter, int]], /) -> int:
         return 7
+
+    def cpu_optimizer_ns(self, shards: Sequence[tuple[str, Parameter, int]], /) -> int:
+        return 11
 
     def optimizer_transient_bytes(self, shards: Sequence[tuple[str, Parameter, int]], /) -> int:
         return sum(elements * parameter.dtype.itemsize_bytes for _, parameter, elements in shards)

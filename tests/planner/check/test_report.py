@@ -21,6 +21,7 @@ from planner.schema import (
     PlanRequest,
     Predictions,
     RuntimeKnobs,
+    ShardDim,
     StateTier,
     StepBreakdown,
     UnitPlan,
@@ -67,6 +68,7 @@ def sound_plan(request: PlanRequest, decisions: Decisions | None = None) -> Plan
                 by_category_bytes=dict(found.by_category_bytes),
             ),
             budget=found.budget,
+            host_bytes=found.host_bytes,
             num_all_gathers=found.num_all_gathers,
             num_reduce_scatters=found.num_reduce_scatters,
             num_all_reduces=found.num_all_reduces,
@@ -162,19 +164,14 @@ def test_sound_plans_on_other_meshes_pass(replicate: int, num_micro_batches: int
         ("decisions.units.0.reshard_after_forward", 1, "reshard_after_forward 1 must be written as false"),
         ("decisions.units.0.reshard_after_forward", 4, "reshard_after_forward 4 must be written as true"),
         ("decisions.units.0.reshard_after_forward", 3, "3 does not divide the shard degree 4"),
-        ("decisions.units.0.reshard_after_forward", 2, "partial resharding is not modelled"),
-        ("decisions.units.0.parameter_tier", StateTier.HOST, "offload tiers are not modelled"),
-        ("decisions.units.0.optimizer_tier", StateTier.HOST, "offload tiers are not modelled"),
+        ("decisions.units.0.parameter_tier", StateTier.NVME, "tier nvme is not modelled"),
+        ("decisions.units.0.optimizer_tier", StateTier.NVME, "tier nvme is not modelled"),
+        ("decisions.units.0.optimizer_tier", StateTier.HOST, "optimizer_tier host with parameter_tier device"),
         ("decisions.units.0.layout", "ragged", "layouts are not modelled"),
         (
             "decisions.layouts",
             (Layout(name="ragged", dtype=DType.FLOAT32, shard_elements=1, entries=()),),
             "layouts are not modelled",
-        ),
-        (
-            "decisions.runtime",
-            RuntimeKnobs(separate_reduce_scatter_group=True),
-            "separate_reduce_scatter_group is not",
         ),
         (
             "decisions.activations",
@@ -188,8 +185,25 @@ def test_sound_plans_on_other_meshes_pass(replicate: int, num_micro_batches: int
         ),
         (
             "decisions.activations",
-            (ActivationPlan(module="layers.0", policy=ActivationPolicy.SELECTIVE),),
-            "policy selective is not modelled",
+            (ActivationPlan(module="layers.0", policy=ActivationPolicy.SELECTIVE, saved_ops=("aten.mm.default",)),),
+            "kind 'block' does not describe checkpointing that keeps aten.mm.default (described: none)",
+        ),
+        (
+            "decisions.activations",
+            (ActivationPlan(module="layers.0", policy=ActivationPolicy.FULL, saved_ops=("aten.mm.default",)),),
+            "saved_ops belong to the policy selective, not to full",
+        ),
+        (
+            "decisions.activations",
+            (ActivationPlan(module="layers.0", policy=ActivationPolicy.OFFLOAD),),
+            "policy offload is not modelled",
+        ),
+        ("decisions.shard_dims", (ShardDim(parameter="layers.9.w0", dim=1),), "no parameter 'layers.9.w0'"),
+        ("decisions.shard_dims", (ShardDim(parameter="norm.w0", dim=1),), "has 1 dimensions, no dimension 1"),
+        (
+            "decisions.shard_dims",
+            (ShardDim(parameter="layers.0.w0", dim=1),) * 2,
+            "shard_dims lists 'layers.0.w0' 2 times",
         ),
         (
             "decisions.activations",
@@ -210,6 +224,7 @@ def test_sound_plans_on_other_meshes_pass(replicate: int, num_micro_batches: int
         ("predictions.peak.pools_bytes", {}, "pools add up to 0 bytes"),
         ("predictions.peak.pools_bytes.reduce", 1, "pool 'reduce' is predicted as 1 bytes, recomputed as"),
         ("predictions.budget.budget_bytes", 7, "the budget is predicted as 7 bytes"),
+        ("predictions.host_bytes", 5, "host_bytes is predicted as 5, recomputed as 0"),
         ("predictions.num_all_gathers", 99, "num_all_gathers is predicted as 99, recomputed as 7"),
         ("predictions.num_reduce_scatters", 99, "num_reduce_scatters is predicted as 99, recomputed as 4"),
         ("predictions.num_all_reduces", 99, "num_all_reduces is predicted as 99, recomputed as 0"),
@@ -272,7 +287,7 @@ def test_parameters_that_fsdp2_refuses(parameter: Parameter, message: str) -> No
     assert message in str(caught.value)
 
 
-def test_units_below_calls_are_not_modelled() -> None:
+def test_units_below_calls_need_parts() -> None:
     model = tiny_model(2, head=HEAD)
     inner = (Parameter(name="inner.w0", shape=(4, 4)),)
     kind = model.kinds["head"].model_copy(update={"gradient_order": ("inner.w0",)})
@@ -285,14 +300,6 @@ def test_units_below_calls_are_not_modelled() -> None:
     request = tiny_request(model)
     with pytest.raises(InconsistentRequest, match="lies inside a call"):
         recompute(request, tiny_decisions(request, extra_units=[UnitPlan(modules=("head.inner",))]))
-
-
-def test_a_module_that_runs_twice_is_not_modelled() -> None:
-    model = tiny_model(2)
-    calls = (*model.calls[:2], model.calls[1], *model.calls[2:])
-    request = tiny_request(model.model_copy(update={"calls": calls}))
-    with pytest.raises(InconsistentRequest, match=r"'layers\.0' runs 2 times"):
-        recompute(request, tiny_decisions(request))
 
 
 def test_prefetch_of_a_unit_without_backward() -> None:
@@ -310,9 +317,11 @@ def test_prefetch_of_a_unit_without_backward() -> None:
     [
         ({"replicate": 2}, "hybrid_mesh"),
         ({"forward_prefetch": 1}, "prefetch"),
+        ({"reshard": 2}, "reshard_integer"),
         ({"checkpoint": ["layers.0"]}, "checkpoint_full"),
         ({"extra_units": [UnitPlan(modules=("norm", "head"))]}, "grouped_units"),
         ({"runtime": RuntimeKnobs(reduce_scatter_max_input_buffers=2)}, "reduce_scatter_buffers"),
+        ({"runtime": RuntimeKnobs(separate_reduce_scatter_group=True)}, "separate_reduce_scatter_group"),
     ],
 )
 def test_only_knobs_that_the_client_can_apply(options: dict, feature: str) -> None:

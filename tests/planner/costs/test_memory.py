@@ -1,11 +1,47 @@
+import json
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs import CostModel
+from planner.costs.demands import Demands
 from planner.costs.memory import communicator_bytes, communicator_sizes
-from planner.schema import ClusterDescription, Limits, MeshPlan, NodeGroup, NumberSource, Profile, Reserve
-from tests.planner.factories import tiny_request
+from planner.schema import (
+    ClusterDescription,
+    Limits,
+    MeshPlan,
+    NodeGroup,
+    NumberSource,
+    Profile,
+    Reserve,
+    RuntimeKnobs,
+    StateTier,
+    UnitPlan,
+)
+from tests.planner.factories import tiny_cluster, tiny_decisions, tiny_request
+
+PROCESS_GROUPS = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+replicate, shard = map(int, sys.argv[1:])
+dist.init_process_group("fake", rank=0, world_size=replicate * shard, store=FakeStore())
+shape, names = ((replicate, shard), ("r", "s")) if replicate > 1 else ((shard,), ("s",))
+mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+blocks = [torch.nn.Linear(8, 8) for _ in range(3)]
+for block in blocks:
+    fully_shard(block, mesh=mesh, reshard_after_forward=2)
+root = fully_shard(torch.nn.Sequential(*blocks), mesh=mesh)
+root.set_separate_reduce_scatter_group(True)
+groups = dist.distributed_c10d._world.pg_map
+print(json.dumps([len(dist.get_process_group_ranks(group)) for group in groups]))
+"""
 
 
 def request(num_nodes=8, reserve=Reserve(), profile=None, limit=None):
@@ -46,9 +82,53 @@ def test_one_rank_needs_no_communicator():
     assert budget(MeshPlan(shard=1)).communicators_bytes == 0
 
 
-def test_an_integer_reshard_would_add_one_group():
+def test_sizes_of_communicators_decide_their_reserve():
     assert communicator_bytes(request(), 4) == 690_000_000
     assert communicator_bytes(request(), 2) == 550_000_000
+
+
+def test_every_unit_that_is_resharded_in_part_has_its_own_group():
+    mesh = MeshPlan(replicate=8, shard=8)
+    demands = Demands(partial_reshards=(4, 4, 2))
+    assert communicator_sizes(mesh, demands) == (64, 8, 8, 4, 4, 2)
+    result = CostModel.of(request(), mesh, demands).budget
+    assert (result.num_communicators, result.communicators_bytes) == (6, 5 * 690_000_000 + 550_000_000)
+
+
+def test_a_separate_reduce_scatter_group_is_one_more():
+    demands = Demands(separate_reduce_scatter_group=True)
+    assert communicator_sizes(MeshPlan(shard=64), demands) == (64, 64)
+    assert communicator_sizes(MeshPlan(replicate=8, shard=8), demands) == (64, 8, 8, 8)
+    assert communicator_sizes(MeshPlan(shard=1), demands) == (1,)
+
+
+def test_demands_of_a_plan():
+    job = tiny_request(cluster=tiny_cluster(8))
+    runtime = RuntimeKnobs(separate_reduce_scatter_group=True)
+    decisions = tiny_decisions(job, reshard=4, keep=["layers.1"], runtime=runtime)
+    assert Demands.of(decisions) == Demands(partial_reshards=(4,), separate_reduce_scatter_group=True)
+    assert Demands.of(tiny_decisions(job, reshard=1)) == Demands.of(tiny_decisions(job, reshard=8)) == Demands()
+    on_host = tiny_decisions(job, extra_units=[UnitPlan(modules=("embed",), parameter_tier=StateTier.HOST)])
+    assert Demands.of(on_host) == Demands(offloads=True)
+    cost = CostModel.of_plan(job, decisions)
+    assert cost.budget.num_communicators == 3
+
+
+@pytest.mark.parametrize(("replicate", "shard"), [(1, 8), (2, 4)])
+def test_fsdp2_makes_as_many_process_groups(replicate, shard):
+    run = subprocess.run(
+        [sys.executable, "-c", PROCESS_GROUPS, str(replicate), str(shard)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    made = json.loads(run.stdout.splitlines()[-1])
+    demands = Demands(partial_reshards=(2, 2, 2), separate_reduce_scatter_group=True)
+    sizes = communicator_sizes(MeshPlan(replicate=replicate, shard=shard), demands)
+    # Each partial reshard also makes a group over the other axis of its mesh, which nothing communicates over.
+    silent = (replicate * shard // 2,) * 3
+    assert sorted(made) == sorted((*sizes, *silent))
 
 
 def test_the_clusters_reserve_overrides_the_data_sheet():

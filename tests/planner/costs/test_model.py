@@ -3,14 +3,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs import CostModel
+from planner.costs.demands import Demands
+from planner.costs.optimizer import optimizer_ns
 from planner.schema import (
     ClusterDescription,
+    CollectiveMeasurement,
     CopyMeasurement,
+    CurvePoint,
     DType,
     InconsistentRequest,
     MeshPlan,
     NodeGroup,
     NumberSource,
+    OptimizerName,
     Parameter,
     Precision,
     Profile,
@@ -18,6 +23,7 @@ from planner.schema import (
 from tests.planner.factories import CallSpec, ClusterSpec, tiny_cluster, tiny_model, tiny_profile, tiny_request
 
 PAIR = MeshPlan(shard=2)
+SHEET = tiny_cluster().node_groups[0].device
 
 
 def cost_of(mesh=PAIR, profile=None, cluster=None, **fields):
@@ -170,3 +176,53 @@ def test_the_same_request_costs_the_same():
     again = cost_of(mesh, cluster=tiny_cluster(8, devices_per_node=4))
     assert again.sources() == COSTS.sources()
     assert again.all_gather_ns(12_345) == COSTS.all_gather_ns(12_345)
+
+
+def test_gathers_over_a_part_use_the_links_that_it_spans():
+    cluster = tiny_cluster(16, devices_per_node=4, spec=ClusterSpec(link_latency_ns=100))
+    cost = cost_of(MeshPlan(shard=16), cluster=cluster)
+    # Two and four ranks on one node, at 0.8 bytes per ns; eight on two nodes.
+    assert cost.all_gather_ns(800, ranks=2) == 100 + 500
+    assert cost.all_gather_ns(800, ranks=4) == 300 + 750
+    assert cost.all_gather_ns(800, ranks=8) == 100 + 300 + 750
+    assert cost.all_gather_ns(800, ranks=16) == cost.all_gather_ns(800) > cost.all_gather_ns(800, ranks=8)
+    assert cost.all_gather_ns(800, ranks=1) == 0
+    with pytest.raises(InconsistentRequest, match="resharded to 3 ranks"):
+        cost.all_gather_ns(800, ranks=3)
+
+
+def test_a_measured_gather_over_a_part_counts():
+    points = (CurvePoint(size_bytes=1_000, duration_ns=77),)
+    measured = CollectiveMeasurement(collective="all_gather", num_ranks=2, points=points)
+    cost = cost_of(MeshPlan(shard=4), profile=Profile(collectives=(measured,)))
+    assert cost.all_gather_ns(1_000, ranks=2) == 77 != cost.all_gather_ns(1_000)
+
+
+def test_only_a_profile_lets_collectives_run_side_by_side():
+    assert not cost_of().concurrent_collectives
+    assert cost_of(profile=Profile(concurrent_collectives=True)).concurrent_collectives
+
+
+def test_the_sources_name_what_a_plan_demands():
+    cluster = tiny_cluster(4)
+    plain = {number.name for number in cost_of(MeshPlan(shard=4), cluster=cluster).sources()}
+    request = tiny_request(cluster=cluster, profile=Profile())
+    cost = CostModel.of(request, MeshPlan(shard=4), Demands(partial_reshards=(2, 2), offloads=True))
+    assert {number.name for number in cost.sources()} - plain == {
+        "all_gather over 2 ranks over link: rate",
+        "all_gather over 2 ranks over link: latency",
+        "host memory traffic of a core",
+    }
+
+
+def test_muon_pays_for_what_it_communicates():
+    job = tiny_request(cluster=tiny_cluster(2), optimizer=OptimizerName.MUON, profile=Profile())
+    cost = CostModel.of(job, PAIR)
+    wide, tall = Parameter(name="w", shape=(100, 200)), Parameter(name="w", shape=(200, 100))
+    alone = {
+        "wide": optimizer_ns(job.workload, [("w", wide, 10_000)], SHEET, launch_ns=0),
+        "tall": optimizer_ns(job.workload, [("w", tall, 10_000)], SHEET, launch_ns=0),
+    }
+    # Half of each buffer at 0.8 bytes per ns: 40,000 bytes and the Gram matrix of 20,000.
+    assert cost.optimizer_ns([("w", wide, 10_000)]) == alone["wide"] + 5 * (2 * 25_000 + 12_500)
+    assert cost.optimizer_ns([("w", tall, 10_000)]) == alone["tall"] + 5 * 2 * 2 * 12_500

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs.optimizer import (
+    cpu_optimizer_ns,
     optimizer_ns,
     optimizer_state_bytes,
     optimizer_transient_bytes,
@@ -16,6 +17,7 @@ from planner.schema import (
     OptimizerGroup,
     OptimizerName,
     Parameter,
+    UnsupportedField,
     Workload,
 )
 
@@ -184,14 +186,33 @@ def test_small_parameters_in_a_loop_are_bound_by_launches():
     assert optimizer_ns(workload(implementation="fused"), shards, SHEET, launch_ns=5_000) < 1_000
 
 
-def test_muon_pays_for_newton_schulz_on_the_whole_matrix():
-    matrix = parameter(1_000, 2_000)
-    flops = 5 * (2 * 1_000 * 1_000 * 2_000 * 2 + 2 * 1_000**3)
-    muon = optimizer_ns(workload(optimizer="muon"), [("w", matrix, 10)], SHEET, launch_ns=0)
-    assert muon >= flops * 10**9 // (70 * 10**12)
-    assert optimizer_ns(workload(optimizer="muon"), [("w", matrix, 0)], SHEET, launch_ns=0) == 0
-    extra = optimizer_transient_bytes(workload(optimizer="muon"), [("w", matrix, 10)])
-    assert extra == 2_000_000 * (4 + 2 + 2) + 2 * 1_000_000 * 2
+def test_muon_pays_for_newton_schulz_on_its_rows():
+    wide, tall = parameter(1_000, 2_000), parameter(2_000, 1_000)
+    flops = {
+        "wide": 5 * (2 * 100 * 1_000 * 2_000 * 2 + 2 * 100 * 1_000**2),
+        "tall": 5 * (2 * 100 * 1_000 * 1_000 * 2 + 2 * 1_000**3),
+    }
+    for name, matrix, elements in (("wide", wide, 100 * 2_000), ("tall", tall, 100 * 1_000)):
+        moved_ns = -(-11 * 4 * elements * 10 // 8_000)
+        muon = optimizer_ns(workload(optimizer="muon"), [("w", matrix, elements)], SHEET, launch_ns=0)
+        assert muon == moved_ns + -(-flops[name] * 10**9 // (70 * 10**12))
+    assert optimizer_ns(workload(optimizer="muon"), [("w", wide, 0)], SHEET, launch_ns=0) == 0
+
+
+def test_muon_goes_matrix_by_matrix():
+    # On one rank: the update in float32, two matrices and two Gram matrices in bfloat16.
+    large, small = parameter(1_000, 2_000), parameter(10, 20)
+    shards = [("large", large, 2_000_000), ("small", small, 200)]
+    assert optimizer_transient_bytes(workload(optimizer="muon"), shards) == 2_000_000 * (4 + 2 + 2) + 2 * 2_000_000
+    assert optimizer_transient_bytes(workload(optimizer="muon"), [("w", large, 0)]) == 0
+
+
+def test_the_host_moves_the_same_bytes_and_does_no_matrix_products():
+    shards = [("w", parameter(10**7), 10**7)]
+    assert cpu_optimizer_ns(workload(implementation="fused"), shards, bytes_per_s=10**9) == 7 * 40_000_000
+    assert cpu_optimizer_ns(workload(implementation="foreach"), shards, bytes_per_s=10**9) == 20 * 40_000_000
+    with pytest.raises(UnsupportedField, match=r"optimizer_groups\[0\]\.optimizer.*'w' on the device"):
+        cpu_optimizer_ns(workload(optimizer="muon"), shards, bytes_per_s=10**9)
 
 
 @given(

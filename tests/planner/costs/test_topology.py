@@ -136,3 +136,24 @@ def test_names_must_be_in_the_catalog():
 def test_inline_link_sheets_are_taken_as_they_are():
     sheet = LinkSheet(name="mine", bytes_per_s=7, latency_ns=1)
     assert axis_group(cluster(2, 8, inter_node=sheet), MeshPlan(shard=16), "shard").link == sheet
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_nodes", "is_even"), [(4, 1, True), (8, 1, True), (16, 2, True), (32, 4, True), (2, 1, True)]
+)
+def test_neighbours_are_runs_of_consecutive_ranks(num_ranks, num_nodes, is_even):
+    group = Topology.of(cluster(8, 8)).neighbours(MeshPlan(shard=64), num_ranks)
+    assert (group.num_ranks, group.num_nodes, group.is_even) == (num_ranks, num_nodes, is_even)
+    assert group.link.name == ("nvlink4" if num_nodes == 1 else "ib-ndr-400")
+
+
+def test_neighbours_of_a_hybrid_mesh_lie_in_its_shard_groups():
+    # Shard groups of twelve on nodes of eight; the neighbours 6 to 11 lie on two nodes, two and four ranks each.
+    group = Topology.of(cluster(3, 8)).neighbours(MeshPlan(replicate=2, shard=12), 6)
+    assert (group.num_ranks, group.num_nodes, group.is_even) == (6, 2, False)
+
+
+@pytest.mark.parametrize("num_ranks", [0, 3, 16])
+def test_neighbours_divide_the_shard_degree(num_ranks):
+    with pytest.raises(InconsistentRequest, match=f"resharded to {num_ranks} ranks: the shard degree is 8"):
+        Topology.of(cluster(2, 8)).neighbours(MeshPlan(replicate=2, shard=8), num_ranks)

@@ -116,10 +116,15 @@ def test_gathers_of_a_later_micro_batch_wait_for_the_end_of_the_one_before():
             event(OperationKind.FORWARD, COMPUTE),
         ),
         launch_ns=0,
-        num_gathers=1,
     )
     request = random_request(0)
-    parts = Partition(model=request.model, units=(Unit(modules=("",), parameters=()),), unit_of_call=(), passes=())
+    parts = Partition(
+        model=request.model,
+        units=(Unit(modules=("",), parameters=()),),
+        unit_of_call=(),
+        passes=(),
+        with_gradient=frozenset(),
+    )
     drawn = outline([program, program], parts)
     assert [(o.kind.value, o.micro_batch, o.waits) for o in drawn] == [
         ("all_gather_copy_in", 0, ()),

@@ -1,0 +1,44 @@
+"""Decisions and the request that they answer."""
+
+from collections.abc import Iterator
+
+from planner.schema.plan import Decisions
+from planner.schema.request import PlanRequest
+from planner.schema.workload import Parallelism
+
+
+def size_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
+    """Ranks, batches and element types are those that were asked for."""
+    workload, ranks = request.workload, decisions.mesh.num_ranks
+    if ranks != request.cluster.num_devices:
+        yield (
+            f"mesh {decisions.mesh.replicate} x {decisions.mesh.shard} has {ranks} ranks, but the cluster has "
+            f"{request.cluster.num_devices} devices"
+        )
+    total = decisions.micro_batch * decisions.num_micro_batches * ranks
+    if total != workload.global_batch:
+        yield (
+            f"micro-batch {decisions.micro_batch} x {decisions.num_micro_batches} micro-batches x {ranks} ranks is "
+            f"{total} sequences, but the global batch is {workload.global_batch}"
+        )
+    if decisions.micro_batch != workload.micro_batch:
+        yield f"micro-batch {decisions.micro_batch} differs from the workload's {workload.micro_batch}"
+    for field in ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"):
+        planned, asked = getattr(decisions, field), getattr(workload.precision, field)
+        if planned != asked:
+            yield f"{field} {planned} differs from the workload's {asked}"
+
+
+def not_modelled(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
+    """What the contract can say and the checker does not compute."""
+    for unit in decisions.units:
+        if unit.layout is not None:
+            yield f"unit {unit.modules[0]!r}: layouts are not modelled"
+    if decisions.layouts:
+        yield "layouts are not modelled"
+    if request.workload.parallelism != Parallelism():
+        yield "tensor, pipeline, context and expert parallelism are not modelled"
+    if request.workload.compile:
+        yield "compile is not modelled"
+    if request.model.states:
+        yield "further training states are not modelled"

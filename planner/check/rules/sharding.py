@@ -1,0 +1,97 @@
+"""How units are sharded: after forward, on which dimension, and in which memory."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from planner.check.calls import first_uses
+from planner.check.parts import PlannedCall
+from planner.check.units import Unit, module_owners, owner
+from planner.schema.model import ModelDescription, StateTier
+from planner.schema.plan import Decisions, GradientSync, ShardDim, UnitPlan
+
+
+def resharding_problems(decisions: Decisions) -> Iterator[str]:
+    """A number of ranks to reshard to is a proper divisor of the shard degree."""
+    shard = decisions.mesh.shard
+    for unit in decisions.units:
+        value, title = unit.reshard_after_forward, f"unit {unit.modules[0]!r}: reshard_after_forward"
+        if value is None or isinstance(value, bool):
+            continue
+        if value in (1, shard):
+            yield f"{title} {value} must be written as {'true' if value == shard else 'false'}"
+        elif shard % value:
+            yield f"{title} {value} does not divide the shard degree {shard}"
+
+
+def shard_dim_problems(model: ModelDescription, decisions: Decisions) -> Iterator[str]:
+    """Other dimensions than 0 exist, are whole multiples of the shard degree, and stay whole after forward."""
+    for name, number in Counter(item.parameter for item in decisions.shard_dims).items():
+        if number > 1:
+            yield f"shard_dims lists {name!r} {number} times"
+    for item in decisions.shard_dims:
+        yield from _shard_dim(model, decisions, item)
+
+
+def _shard_dim(model: ModelDescription, decisions: Decisions, item: ShardDim) -> Iterator[str]:
+    parameter = dict(model.iter_parameters()).get(item.parameter)
+    if parameter is None:
+        yield f"shard_dims: no parameter {item.parameter!r}"
+        return
+    if parameter.tied_to is not None:
+        yield f"shard_dims: {item.parameter!r} is tied; name {parameter.tied_to!r}"
+    shape, shard = parameter.shape, decisions.mesh.shard
+    if item.dim >= len(shape):
+        yield f"shard_dims: {item.parameter!r} has {len(shape)} dimensions, no dimension {item.dim}"
+    elif shape[item.dim] % shard:
+        yield (
+            f"shard_dims: dimension {item.dim} of {item.parameter!r} has {shape[item.dim]} elements, which the "
+            f"shard degree {shard} does not divide; FSDP2 pads dimension 0 only"
+        )
+    index = owner(item.parameter, module_owners(decisions.units))
+    if index is not None and _reshards_in_part(decisions.units[index]):
+        yield (
+            f"shard_dims: {item.parameter!r} is in a unit with partial resharding, whose next gather fails in "
+            "torch 2.13 for dimensions other than 0; reshard it in full, or shard dimension 0"
+        )
+
+
+def _reshards_in_part(unit: UnitPlan) -> bool:
+    value = unit.reshard_after_forward
+    return value is not None and not isinstance(value, bool)
+
+
+def tier_problems(decisions: Decisions) -> Iterator[str]:
+    """Shards are on the device or in host memory, and the optimizer is where the shards are."""
+    for unit in decisions.units:
+        title = f"unit {unit.modules[0]!r}"
+        if StateTier.NVME in (unit.parameter_tier, unit.optimizer_tier):
+            yield f"{title}: tier nvme is not modelled"
+        elif unit.optimizer_tier is StateTier.HOST and unit.parameter_tier is StateTier.DEVICE:
+            yield (
+                f"{title}: optimizer_tier host with parameter_tier device is not modelled; FSDP2 offloads "
+                "parameters, gradients and optimizer state together"
+            )
+
+
+def unused_problems(
+    model: ModelDescription, decisions: Decisions, units: Sequence[Unit], calls: Sequence[PlannedCall]
+) -> Iterator[str]:
+    """Zeros for missing gradients have the element type of those that they are reduced with.
+
+    What micro-batches without synchronisation leave is in `reduce_dtype`, zeros are in `param_dtype`, and
+    `foreach_reduce` of torch 2.13 takes one type only.
+    """
+    runtime = decisions.runtime
+    accumulates = runtime.gradient_sync is GradientSync.LAST_MICRO_BATCH and decisions.num_micro_batches > 1
+    if not (accumulates and runtime.reduce_scatter_unused_params):
+        return
+    used = set(first_uses(model, calls))
+    for unit in units:
+        cast = [p for p in unit.parameters if p.requires_grad and p.reduced is not p.gathered]
+        unused = [p.name for p in cast if p.name not in used]
+        if unused and len(unused) < len(cast):
+            yield (
+                f"{unit.title}: {unused[0]!r} gets no gradient, and reduce_scatter_unused_params would reduce its "
+                f"zeros in {cast[0].gathered} with gradients that were accumulated in {cast[0].reduced}, which "
+                "torch 2.13 refuses; reduce on every micro-batch, or in the type of the gradients"
+            )

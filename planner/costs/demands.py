@@ -1,0 +1,36 @@
+"""What a plan asks of the machine besides its mesh: communicators of its own, and the host."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from planner.schema import Decisions, StateTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """The knobs that change budget and sources of a cost model; the default asks for nothing."""
+
+    partial_reshards: tuple[int, ...] = ()
+    """Ranks that a unit is resharded to after forward, for each unit that is resharded in part."""
+    separate_reduce_scatter_group: bool = False
+    offloads: bool = False
+    """Some unit has its shards on the host."""
+
+    @classmethod
+    def of(cls, decisions: Decisions) -> Self:
+        """The demands of a plan."""
+        degree = decisions.mesh.shard
+        return cls(
+            partial_reshards=tuple(
+                ranks for unit in decisions.units if (ranks := partial_ranks(unit.reshard_after_forward, degree))
+            ),
+            separate_reduce_scatter_group=decisions.runtime.separate_reduce_scatter_group,
+            offloads=any(unit.parameter_tier is StateTier.HOST for unit in decisions.units),
+        )
+
+
+def partial_ranks(reshard_after_forward: bool | int | None, shard: int) -> int | None:
+    """Ranks that a unit is resharded to, where that is neither one (False to FSDP2) nor all (True)."""
+    if reshard_after_forward is None or isinstance(reshard_after_forward, bool):
+        return None
+    return None if reshard_after_forward in (1, shard) else reshard_after_forward

@@ -1,0 +1,136 @@
+"""Copies between host and device, and what one rank has of its host: memory and cores."""
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from planner.costs.efficiency import HOST_BYTES_PER_S_PER_CORE, HOST_LINK_PERCENT
+from planner.costs.rates import time_ns
+from planner.schema import (
+    ClusterDescription,
+    DeviceSheet,
+    InconsistentRequest,
+    NumberSource,
+    Profile,
+    SourcedNumber,
+)
+
+Direction = Literal["host_to_device", "device_to_host"]
+DIRECTIONS: tuple[Direction, ...] = ("host_to_device", "device_to_host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Bytes per second, and where the number comes from."""
+
+    bytes_per_s: int
+    source: NumberSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCosts:
+    """The share of a host that each of its ranks has; of several node groups the smallest."""
+
+    copies: dict[Direction, Rate]
+    """Measured, else the attainable share of the device's host link; empty when neither is known."""
+    device_name: str
+    cores: int
+    """Cores of the host."""
+    parameters_per_s_per_core: int | None
+    """Measured rate of an optimizer step, with all cores at work."""
+    ranks: int
+    """Ranks that share the host."""
+    memory_bytes: int
+    """Memory of the host for one rank; 0 when the cluster does not say."""
+
+    @classmethod
+    def of(cls, cluster: ClusterDescription, device: DeviceSheet, profile: Profile | None) -> Self:
+        """What the cluster says of its hosts; the last measured bandwidth of each direction counts."""
+        ranks = cluster.node_groups[0].devices_per_node
+        return cls(
+            copies={
+                direction: rate
+                for direction in DIRECTIONS
+                if (rate := _copy_rate(direction, device, profile)) is not None
+            },
+            device_name=device.name,
+            cores=min(group.host_cores for group in cluster.node_groups),
+            parameters_per_s_per_core=profile.cpu_optimizer_parameters_per_s_per_core if profile else None,
+            ranks=ranks,
+            memory_bytes=min(group.host_memory_bytes for group in cluster.node_groups) // ranks,
+        )
+
+    def copy_ns(self, direction: Direction, size_bytes: int) -> int:
+        """Copy of pinned memory; 0 only for nothing.
+
+        Raises:
+            InconsistentRequest: neither device nor profile has a bandwidth.
+        """
+        if not size_bytes:
+            return 0
+        if direction not in self.copies:
+            raise InconsistentRequest(
+                f"device {self.device_name!r} has no host_link_bytes_per_s and the profile no copy of direction "
+                f"{direction!r}, so units on the host have no cost; give one of them, or keep units on the device"
+            )
+        return time_ns(size_bytes, self.copies[direction].bytes_per_s)
+
+    @property
+    def parameters_per_s(self) -> int:
+        """Measured rate of an optimizer step with the cores of one rank; errors as in `bytes_per_s`."""
+        assert self.parameters_per_s_per_core is not None
+        return self._of_all_cores(self.parameters_per_s_per_core)
+
+    @property
+    def bytes_per_s(self) -> int:
+        """Memory traffic of an optimizer step with the cores of one rank.
+
+        Raises:
+            InconsistentRequest: the cluster does not say how many cores its hosts have.
+        """
+        return self._of_all_cores(HOST_BYTES_PER_S_PER_CORE)
+
+    def sources(self) -> tuple[SourcedNumber, ...]:
+        """Bandwidths of copies, and the rate of a core in an optimizer step."""
+        copies = (
+            SourcedNumber(
+                name=f"copy {direction.replace('_', ' ')}",
+                value=rate.bytes_per_s,
+                unit="bytes_per_s",
+                source=rate.source,
+            )
+            for direction, rate in self.copies.items()
+        )
+        return (*copies, self._core_source())
+
+    def _of_all_cores(self, rate_per_core: int) -> int:
+        if not self.cores:
+            raise InconsistentRequest(
+                "cluster.node_groups[..].host_cores is 0, so an optimizer step on the host has no cost; say how "
+                "many cores each node has, or keep all units on the device"
+            )
+        return max(1, rate_per_core * self.cores // self.ranks)
+
+    def _core_source(self) -> SourcedNumber:
+        if self.parameters_per_s_per_core is None:
+            return SourcedNumber(
+                name="host memory traffic of a core",
+                value=HOST_BYTES_PER_S_PER_CORE,
+                unit="bytes_per_s",
+                source=NumberSource.ASSUMED,
+            )
+        return SourcedNumber(
+            name="parameters updated by a core of the host",
+            value=self.parameters_per_s_per_core,
+            unit="per_s",
+            source=NumberSource.MEASURED,
+        )
+
+
+def _copy_rate(direction: Direction, device: DeviceSheet, profile: Profile | None) -> Rate | None:
+    measured = [copy.bytes_per_s for copy in (profile.copies if profile else ()) if copy.direction == direction]
+    if measured:
+        return Rate(bytes_per_s=measured[-1], source=NumberSource.MEASURED)
+    if device.host_link_bytes_per_s is None:
+        return None
+    attainable = device.host_link_bytes_per_s * HOST_LINK_PERCENT // 100
+    return Rate(bytes_per_s=max(1, attainable), source=NumberSource.ASSUMED)

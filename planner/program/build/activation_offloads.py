@@ -1,0 +1,67 @@
+"""Activations of chosen calls on the host: out after the forward, in again one call ahead of the backward."""
+
+from collections.abc import Sequence
+
+from planner.program.build.emitter import Emitter
+from planner.program.events import OperationKind, Stream
+from planner.program.step import Durations
+from planner.schema import Call, MemoryCategory
+
+
+class ActivationOffloads:
+    """State of the copies while a micro-batch is walked through."""
+
+    def __init__(self, durations: Durations, emitter: Emitter, calls: Sequence[Call]) -> None:
+        self._durations = durations
+        self._emitter = emitter
+        self._calls = calls
+        self._leaving: tuple[int, int] | None = None
+        """Call whose copies are on their way out, and the operation."""
+        self._away: list[tuple[int, int]] = []
+        """Calls whose activations are on the host, and how many bytes, in forward order."""
+        self._fetched: dict[int, int] = {}
+
+    def out(self, call: int, size_bytes: int, unit: int) -> None:
+        """Copy what a call has kept to the host."""
+        if not size_bytes:
+            return
+        duration = self._durations.device_to_host_ns(size_bytes)
+        operation = self._copy(OperationKind.ACTIVATION_OUT, call, size_bytes, duration, unit)
+        self._leaving = call, operation
+        self._away.append((call, size_bytes))
+
+    def release(self) -> None:
+        """Free on the device what the call before has sent."""
+        if self._leaving is not None:
+            call, operation = self._leaving
+            self._emitter.wait(Stream.COMPUTE, operation)
+            self._emitter.free(f"K{call}")
+            self._leaving = None
+
+    def wait_for(self, call: int, unit: int) -> None:
+        """Let compute wait until a call's activations are back, and fetch those of the offloaded call before it."""
+        if self._away and self._away[-1][0] == call:
+            self._fetch(unit)
+        if call in self._fetched:
+            self._emitter.wait(Stream.COMPUTE, self._fetched.pop(call))
+        if self._away:
+            self._fetch(unit)
+
+    def _fetch(self, unit: int) -> None:
+        call, size_bytes = self._away.pop()
+        moment = f"fetch of {self._calls[call].path}"
+        self._emitter.allocate(f"K{call}", Stream.COMPUTE, MemoryCategory.ACTIVATIONS, size_bytes, moment)
+        duration = self._durations.host_to_device_ns(size_bytes)
+        self._fetched[call] = self._copy(OperationKind.ACTIVATION_IN, call, size_bytes, duration, unit)
+
+    def _copy(self, kind: OperationKind, call: int, size_bytes: int, duration_ns: int, unit: int) -> int:
+        last = self._emitter.last_of(Stream.COMPUTE)
+        return self._emitter.operation(
+            kind,
+            unit,
+            Stream.OFFLOAD,
+            duration_ns,
+            owner=self._calls[call].path,
+            size_bytes=size_bytes,
+            waits=() if last is None else (last,),
+        )

@@ -1,0 +1,348 @@
+"""The model's own work: forward, recomputation and backward of calls, with the memory that they need."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from planner.program.build.activation_offloads import ActivationOffloads
+from planner.program.build.emitter import Emitter
+from planner.program.build.reductions import Reductions
+from planner.program.build.shared_tensors import SharedTensors
+from planner.program.choices import ALWAYS, Condition
+from planner.program.events import OperationKind, Phase, Stream
+from planner.program.parts import ExpandedBlock
+from planner.program.step import KEEP, Activation, Durations, Knobs, StepInputs
+from planner.program.units import ROOT
+from planner.schema import ActivationPolicy, CallKind, Liveness, MemoryCategory, Moment, Polynomial
+
+_ACTIVATIONS = MemoryCategory.ACTIVATIONS
+_TRANSIENTS = MemoryCategory.TRANSIENTS
+_GRADIENTS = MemoryCategory.UNSHARDED_GRADIENTS
+Parts = tuple[tuple[MemoryCategory, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Worst:
+    """The allocation point of a call at which most is alive."""
+
+    index: int
+    live: int
+    gradients: int
+
+
+class Calls:
+    """Emits calls; `passes` names the units whose pass has begun and not ended, the innermost last."""
+
+    def __init__(
+        self, inputs: StepInputs, knobs: Knobs, durations: Durations, emitter: Emitter, reductions: Reductions
+    ) -> None:
+        self.passes: list[int] = []
+        self._inputs = inputs
+        self._knobs = knobs
+        self._durations = durations
+        self._emitter = emitter
+        self._reductions = reductions
+        self._partition = inputs.partition
+        self._model = inputs.partition.model
+        self._shared = SharedTensors(inputs, knobs, emitter)
+        self._offloads = ActivationOffloads(durations, emitter, self._model.calls)
+        self._worst_forward = cache(self._find_worst_forward)
+        self._worst_backward = cache(self._find_worst_backward)
+        self._own_kept = cache(self._find_own_kept)
+        self._in_flight = cache(self._find_in_flight)
+        self._flying: str | None = None
+        self._delivered: dict[int, int] = {}
+        """Bytes of the gradients that autograd delivers in the backward of each call."""
+        for sizes, deliveries in zip(inputs.gradients, inputs.deliveries, strict=True):
+            for size, delivery in zip(sizes, deliveries, strict=False):
+                self._delivered[delivery] = self._delivered.get(delivery, 0) + size
+        self._unfinished: dict[int, list[str]] = {}
+        """Sums that autograd holds, by the call in whose backward it delivers them."""
+        self._block_of = {
+            call: block
+            for block in self._partition.blocks
+            if block.path in knobs.checkpointed_blocks
+            for call in range(block.first, block.last + 1)
+        }
+
+    def kind(self, call: int) -> CallKind:
+        """What a call does."""
+        return self._model.kinds[self._model.calls[call].kind]
+
+    def checkpointed_block(self, call: int) -> ExpandedBlock | None:
+        """The block that recomputes the call as one of its parts."""
+        return self._block_of.get(call)
+
+    # Forward
+
+    def forward(self, call: int) -> None:
+        """Forward of a call, and what it keeps."""
+        entry = self._model.calls[call]
+        name, kind = entry.kind, self.kind(call)
+        block = self._block_of.get(call)
+        options = list(self._options(call, kind))
+        self._land()
+        for activation, when in options:
+            worst = self._worst_forward(name, activation)
+            if worst is not None:
+                kept = self._kept_bytes(call, name, activation)
+                moment = f"forward of {entry.path}, point {worst.index}"
+                self._emitter.touch(_split(kept, worst.live), moment, when)
+        if block is not None:
+            self._touch_block_forward(block)
+        self._compute(
+            OperationKind.FORWARD,
+            entry.path,
+            self._durations.forward_ns(name),
+            self._durations.forward_kernels(name),
+            host_waits=_host_waits(kind),
+        )
+        self._offloads.release()
+        if block is None:
+            self._keep(call, name, f"after forward of {entry.path}", options)
+            if _is_offloaded(options):
+                self._offloads.out(call, self._own_kept(name, KEEP), self._innermost)
+        elif call == block.last:
+            kept = self._own_kept(block.kind, _FULL)
+            moment = f"after forward of {block.path}"
+            self._emitter.allocate(f"B{block.first}", Stream.COMPUTE, _ACTIVATIONS, kept, moment)
+            for part in range(block.first, block.last + 1):
+                self._shared.keep(part, moment)
+        self._launch(call, [(activation, when, "after_forward") for activation, when in options])
+
+    def _launch(self, call: int, options: list[tuple[Activation, Condition, str]]) -> None:
+        """What is on its way from this call to the next one to run."""
+        entry = self._model.calls[call]
+        for activation, when, which in options:
+            size = self._in_flight(entry.kind, activation, which)
+            moment = f"{which.replace('_', ' ')} of {entry.path}"
+            self._emitter.allocate(f"V{call}", Stream.COMPUTE, _TRANSIENTS, size, moment, when)
+        self._flying = f"V{call}"
+
+    def _land(self) -> None:
+        """The moments of the call that runs now contain what was on its way to it."""
+        if self._flying is not None:
+            self._emitter.free(self._flying)
+            self._flying = None
+
+    def _find_in_flight(self, name: str, activation: Activation, which: str) -> int:
+        liveness = liveness_of(self._model.kinds[name], activation)
+        size: Polynomial = getattr(liveness, which)
+        return size.at(self._inputs.micro_batch, self._inputs.sequence)
+
+    def _touch_block_forward(self, block: ExpandedBlock) -> None:
+        worst = self._worst_forward(block.kind, _FULL)
+        if worst is not None:
+            moment = f"forward of {block.path}, point {worst.index}"
+            self._emitter.touch(_split(self._own_kept(block.kind, _FULL), worst.live), moment)
+
+    def _keep(self, call: int, name: str, moment: str, options: list[tuple[Activation, Condition]]) -> None:
+        for activation, when in options:
+            kept = self._own_kept(name, activation)
+            self._emitter.allocate(f"K{call}", Stream.COMPUTE, _ACTIVATIONS, kept, moment, when)
+        self._shared.keep(call, moment)
+
+    def _options(self, call: int, kind: CallKind) -> Iterator[tuple[Activation, Condition]]:
+        choice = self._knobs.activation.get(call)
+        if choice is None:
+            yield KEEP, ALWAYS
+        else:
+            yield from choice
+
+    def _kept_bytes(self, call: int, name: str, activation: Activation) -> int:
+        return self._own_kept(name, activation) + self._shared.first_kept_bytes(call)
+
+    def _find_own_kept(self, name: str, activation: Activation) -> int:
+        liveness = liveness_of(self._model.kinds[name], activation)
+        return liveness.kept_bytes(self._inputs.micro_batch, self._inputs.sequence)
+
+    def _find_worst_forward(self, name: str, activation: Activation) -> _Worst | None:
+        moments = liveness_of(self._model.kinds[name], activation).forward
+        return _worst([(self._live(moment), 0) for moment in moments])
+
+    def _live(self, moment: Moment) -> int:
+        return moment.live_bytes.at(self._inputs.micro_batch, self._inputs.sequence)
+
+    # Recomputation of a block with units inside
+
+    def begin_recomputation(self, block: ExpandedBlock) -> None:
+        """Shared tensors that the block saved first are kept by its first part from now on."""
+        for part in range(block.first, block.last + 1):
+            self._shared.free(part)
+
+    def end_recomputation(self, block: ExpandedBlock) -> None:
+        """Let go of what the block kept; until here it stood for the gradient of the block's output too."""
+        self._emitter.free(f"B{block.first}")
+
+    def recompute_part(self, call: int, *, stops: bool) -> None:
+        """Run a part of a checkpointed block again; the recomputation `stops` once all that is needed is there."""
+        entry = self._model.calls[call]
+        name, kind = entry.kind, self.kind(call)
+        for activation, when in self._options(call, kind):
+            worst = self._worst_forward(name, activation)
+            if worst is not None:
+                kept = self._kept_bytes(call, name, activation)
+                moment = f"recomputation of {entry.path}, point {worst.index}"
+                self._emitter.touch(_split(kept, worst.live), moment, when)
+        durations = self._durations
+        self._compute(
+            OperationKind.RECOMPUTE,
+            entry.path,
+            durations.recompute_ns(name) if stops else durations.forward_ns(name),
+            durations.recompute_kernels(name) if stops else durations.forward_kernels(name),
+            host_waits=_host_waits(kind),
+        )
+        options = list(self._options(call, kind))
+        self._keep(call, name, f"after recomputation of {entry.path}", options)
+
+    def end_forward(self) -> None:
+        """After the last call of the forward, the loss among them."""
+        self._offloads.release()
+
+    # Backward
+
+    def backward(self, call: int) -> None:
+        """Recomputation (where the call itself is checkpointed) and backward of a call."""
+        entry = self._model.calls[call]
+        kind = self.kind(call)
+        self._land()
+        if _is_offloaded(self._options(call, kind)):
+            self._offloads.wait_for(call, self._innermost)
+        self._emitter.free(f"K{call}")
+        self._shared.free(call)
+        if not kind.output_requires_grad:
+            return
+        options = list(self._options(call, kind))
+        for activation, when in options:
+            self._touch_backward(call, activation, when)
+            if activation.policy in (ActivationPolicy.FULL, ActivationPolicy.SELECTIVE):
+                self._compute(
+                    OperationKind.RECOMPUTE,
+                    entry.path,
+                    self._durations.recompute_ns(entry.kind, activation.saved_ops),
+                    self._durations.recompute_kernels(entry.kind, activation.saved_ops),
+                    when=when,
+                    host_waits=_host_waits(kind),
+                )
+        gradients = sum(self._inputs.gradients[call])
+        unit = self._partition.unit_of_call[call]
+        duration = self._durations.backward_ns(entry.kind)
+        added = self._delivered.get(call, 0)
+        if added and self._reductions.adds_in_place(unit):
+            duration += self._durations.copy_ns(2 * added, added)
+        self._compute(OperationKind.BACKWARD, entry.path, duration, self._durations.backward_kernels(entry.kind))
+        self._launch(call, [(activation, when, "after_backward") for activation, when in options])
+        moment = f"after backward of {entry.path}"
+        if not self._reductions.adds_in_place(unit):
+            self._reductions.made(unit, call, gradients, moment)
+            return
+        for delivery, size in self._undelivered(call):
+            self._unfinished.setdefault(delivery, []).append(f"T{call}.{delivery}")
+            self._emitter.allocate(f"T{call}.{delivery}", Stream.COMPUTE, _GRADIENTS, size, moment)
+        for name in self._unfinished.pop(call, ()):
+            self._emitter.free(name)
+
+    def _undelivered(self, call: int) -> Iterator[tuple[int, int]]:
+        """Gradients that further uses of a parameter add to, by the call that delivers them."""
+        sizes: dict[int, int] = {}
+        for size, delivery in zip(self._inputs.gradients[call], self._inputs.deliveries[call], strict=False):
+            if delivery != call:
+                sizes[delivery] = sizes.get(delivery, 0) + size
+        yield from sizes.items()
+
+    def _touch_backward(self, call: int, activation: Activation, when: Condition) -> None:
+        entry = self._model.calls[call]
+        in_place = self._reductions.adds_in_place(self._partition.unit_of_call[call])
+        stays = tuple(not in_place or delivery != call for delivery in self._inputs.deliveries[call])
+        worst = self._worst_backward(entry.kind, activation, self._inputs.gradients[call], stays)
+        if worst is not None:
+            kept = self._kept_bytes(call, entry.kind, activation)
+            parts = (*_split(kept, worst.live), (_GRADIENTS, worst.gradients))
+            self._emitter.touch(parts, f"backward of {entry.path}, point {worst.index}", when)
+
+    def _find_worst_backward(
+        self, name: str, activation: Activation, gradients: tuple[int, ...], stays: tuple[bool, ...]
+    ) -> _Worst | None:
+        """A gradient that does not stay is added to one that is there already, and gone then.
+
+        The description leaves out moments that are never the worst where gradients stay, so that of the others the
+        largest counts.
+        """
+        points = []
+        for moment in liveness_of(self._model.kinds[name], activation).backward:
+            made = list(zip(gradients, stays, strict=False))[: moment.num_gradients]
+            staying = sum(size for size, stay in made if stay)
+            added = max((size for size, stay in made if not stay), default=0)
+            points.append((self._live(moment), staying + added))
+        return _worst(points)
+
+    @property
+    def _innermost(self) -> int:
+        """Unit whose pass runs."""
+        return self.passes[-1] if self.passes else ROOT
+
+    def _compute(
+        self,
+        kind: OperationKind,
+        owner: str,
+        duration_ns: int,
+        launches: int,
+        when: Condition = ALWAYS,
+        *,
+        host_waits: bool = False,
+    ) -> None:
+        if duration_ns or launches:
+            self._emitter.operation(
+                kind,
+                self._innermost,
+                Stream.COMPUTE,
+                duration_ns,
+                owner=owner,
+                phase=_PHASES[kind],
+                launches=launches,
+                host_waits=host_waits,
+                when=when,
+            )
+
+
+_FULL = Activation(policy=ActivationPolicy.FULL)
+_PHASES = {
+    OperationKind.FORWARD: Phase.FORWARD,
+    OperationKind.RECOMPUTE: Phase.RECOMPUTE,
+    OperationKind.BACKWARD: Phase.BACKWARD,
+}
+
+
+def liveness_of(kind: CallKind, activation: Activation) -> Liveness:
+    """What a call keeps and needs; the activation must be one that the kind was traced with."""
+    match activation.policy:
+        case ActivationPolicy.NONE | ActivationPolicy.OFFLOAD:
+            return kind.none
+        case ActivationPolicy.FULL:
+            return kind.full or kind.none
+        case ActivationPolicy.SELECTIVE:
+            found = next(entry for entry in kind.selective if entry.saved_ops == activation.saved_ops)
+            return found.liveness
+
+
+def _worst(points: list[tuple[int, int]]) -> _Worst | None:
+    """Of (live, gradients) the first with the largest sum: nothing else changes within a call."""
+    if not points:
+        return None
+    index = max(range(len(points)), key=lambda i: (sum(points[i]), -i))
+    return _Worst(index, *points[index])
+
+
+def _split(kept: int, live: int) -> Parts:
+    """Live bytes of a call as what it keeps and what is gone afterwards."""
+    return (_ACTIVATIONS, min(kept, live)), (_TRANSIENTS, max(0, live - kept))
+
+
+def _is_offloaded(options: Iterable[tuple[Activation, Condition]]) -> bool:
+    policies = [activation.policy for activation, _ in options]
+    assert policies == [ActivationPolicy.OFFLOAD] or ActivationPolicy.OFFLOAD not in policies, "no open knob"
+    return ActivationPolicy.OFFLOAD in policies
+
+
+def _host_waits(kind: CallKind) -> bool:
+    return any(region.host_sync for region in kind.regions)

@@ -1,0 +1,211 @@
+"""Random decisions over every knob of FSDP2, for random requests: what `random_requests` leaves at its default."""
+
+import random
+from typing import Any
+
+from planner.schema import (
+    ActivationPlan,
+    ActivationPolicy,
+    CallKind,
+    Decisions,
+    DeviceSheet,
+    DType,
+    GradientSync,
+    KeptBy,
+    Liveness,
+    ModelDescription,
+    Moment,
+    Parameter,
+    PlanRequest,
+    Polynomial,
+    RuntimeKnobs,
+    SavedTensor,
+    SelectiveCheckpoint,
+    ShardDim,
+    StateTier,
+    UnitPlan,
+    Work,
+)
+from tests.planner.check.nested import Block, Knobs, nested_decisions, nested_model, nested_request
+from tests.planner.random_requests import PRECISIONS, random_decisions, random_request
+
+SAVED_OPS = (("aten.mm.default",), ("aten._scaled_dot_product_attention.default", "aten.mm.default"))
+
+
+def random_case(seed: int) -> tuple[PlanRequest, Decisions]:
+    """A request and decisions for it, a few further knobs in use."""
+    rng = random.Random(seed)
+    request = random_request(seed)
+    repeats = rng.random() < 0.25
+    request = _with_host_link(_changed(request, model=_richer(request.model, rng, repeats=repeats)))
+    decisions = random_decisions(request, seed + 1)
+    listed = {unit.modules: unit for unit in decisions.units}.values()
+    units = [_unit(unit, decisions.mesh.shard, rng) for unit in listed]
+    if rng.random() < 0.25:
+        units.insert(-1, UnitPlan(modules=("layers",), reshard_after_forward=rng.choice((True, False))))
+    reduce_dtype = DType.FLOAT16 if rng.random() < 0.15 else decisions.reduce_dtype
+    runtime: dict[str, Any] = {
+        "gradient_sync": rng.choice(list(GradientSync)),
+        "reduce_scatter_unused_params": rng.random() < 0.3,
+        "separate_reduce_scatter_group": rng.random() < 0.3,
+        "post_optimizer_event": rng.random() < 0.3,
+    }
+    if reduce_dtype is not decisions.reduce_dtype:
+        precision = request.workload.precision.model_copy(update={"reduce_dtype": reduce_dtype})
+        request = _changed(request, workload=request.workload.model_copy(update={"precision": precision}))
+    return request, decisions.model_copy(
+        update={
+            "units": tuple(units),
+            "activations": _activations(decisions, rng),
+            "reduce_dtype": reduce_dtype,
+            "shard_dims": _shard_dims(request.model, decisions.mesh.shard, rng),
+            "runtime": decisions.runtime.model_copy(update=runtime),
+        }
+    )
+
+
+def random_nested_case(seed: int) -> tuple[PlanRequest, Decisions]:
+    """A request whose blocks have parts, and decisions with units and checkpointed modules inside blocks."""
+    rng = random.Random(seed)
+    block = Block(
+        saved=rng.randint(1, 300),
+        full_saved=rng.randint(0, 300),
+        has_spare=rng.random() < 0.3,
+        end=rng.choice(("", "glue", "tail")),
+    )
+    model = nested_model(rng.randint(1, 3), block=block, repeats=rng.choice((1, 1, 1, 2)))
+    request = _with_host_link(
+        nested_request(
+            model,
+            num_devices=rng.choice((1, 2, 4, 8)),
+            num_micro_batches=rng.choice((1, 1, 2, 3)),
+            precision=rng.choice(PRECISIONS),
+        )
+    )
+    inner = [name for name in ("attn", "mlp") if rng.random() < 0.5]
+    decisions = nested_decisions(
+        request,
+        Knobs(
+            units=(*inner, ""),
+            reshard=rng.choice((None, True, False)),
+            replicate=rng.choice([n for n in (1, 2) if request.cluster.num_devices % n == 0]),
+            runtime=RuntimeKnobs(
+                gradient_sync=rng.choice(list(GradientSync)),
+                reduce_scatter_max_input_buffers=rng.choice((1, 1, 2)),
+            ),
+        ),
+    )
+    paths = list(dict.fromkeys(call.path for call in model.calls if call.path.startswith("layers.")))
+    full = [path for path in paths if rng.random() < 0.5]
+    full += [f"{path}.attn" for path in paths if rng.random() < 0.3]
+    offloaded = [f"{path}.mlp" for path in paths if rng.random() < 0.2]
+    return request, decisions.model_copy(
+        update={
+            "units": tuple(_unit(unit, decisions.mesh.shard, rng) for unit in decisions.units),
+            "activations": (
+                *(ActivationPlan(module=path, policy=ActivationPolicy.FULL) for path in full),
+                *(ActivationPlan(module=path, policy=ActivationPolicy.OFFLOAD) for path in offloaded),
+            ),
+        }
+    )
+
+
+def _changed(request: PlanRequest, **update: Any) -> PlanRequest:
+    return request.model_copy(update=update)
+
+
+def _with_host_link(request: PlanRequest) -> PlanRequest:
+    (group,) = request.cluster.node_groups
+    assert isinstance(group.device, DeviceSheet)
+    device = group.device.model_copy(update={"host_link_bytes_per_s": 500_000_000})
+    group = group.model_copy(update={"device": device, "host_cores": 8, "host_memory_bytes": 2**34})
+    return _changed(request, cluster=request.cluster.model_copy(update={"node_groups": (group,)}))
+
+
+def _richer(model: ModelDescription, rng: random.Random, *, repeats: bool) -> ModelDescription:
+    """The model with selective checkpointing, a parameter that no call uses, perhaps a block that runs twice."""
+    kinds = {name: _with_flight(kind, rng) for name, kind in model.kinds.items()}
+    kinds["block"] = _with_selective(kinds["block"], rng)
+    sets = dict(model.parameter_sets)
+    if rng.random() < 0.5:
+        dtype = sets["block"][0].dtype
+        sets["block"] = (*sets["block"], Parameter(name="unused", shape=(rng.choice((4, 8)), 8), dtype=dtype))
+    calls = list(model.calls)
+    shared = tuple(
+        tensor.model_copy(update={"kept_by": rng.choice(list(KeptBy))}) if rng.random() < 0.5 else tensor
+        for tensor in model.shared
+    )
+    if repeats:
+        index = next(i for i, call in enumerate(calls) if call.path == "layers.0")
+        calls.insert(index + 1, calls[index])
+        shared = ()
+    return model.model_copy(
+        update={"kinds": kinds, "parameter_sets": sets, "calls": tuple(calls), "shared": shared}
+    )
+
+
+def _with_flight(kind: CallKind, rng: random.Random) -> CallKind:
+    """Something is alive between one call and the next."""
+
+    def flown(liveness: Liveness) -> Liveness:
+        sizes = {name: Polynomial(one=rng.randint(0, 200)) for name in ("after_forward", "after_backward")}
+        return liveness.model_copy(update=sizes)
+
+    full = None if kind.full is None else flown(kind.full)
+    return kind.model_copy(update={"none": flown(kind.none), "full": full})
+
+
+def _with_selective(kind: CallKind, rng: random.Random) -> CallKind:
+    assert kind.full is not None
+
+    def option(ops: tuple[str, ...]) -> SelectiveCheckpoint:
+        return SelectiveCheckpoint(
+            saved_ops=ops,
+            liveness=Liveness(
+                saved=(SavedTensor(size_bytes=Polynomial(one=rng.randint(1, 300))),),
+                forward=(Moment(live_bytes=Polynomial(one=rng.randint(0, 900))),),
+                backward=(Moment(live_bytes=Polynomial(one=rng.randint(0, 900)), num_gradients=1),)
+                if kind.gradient_order
+                else (),
+            ),
+            recompute=tuple(
+                Work(moved_bytes=Polynomial(one=100), num_kernels=rng.randint(0, 3)) for _ in kind.regions
+            ),
+        )
+
+    return kind.model_copy(update={"selective": tuple(map(option, SAVED_OPS))})
+
+
+def _unit(unit: UnitPlan, shard: int, rng: random.Random) -> UnitPlan:
+    divisors = [n for n in range(2, shard) if shard % n == 0]
+    update: dict[str, Any] = {"reshard_after_backward": rng.random() < 0.7}
+    for field in ("forward_prefetch", "backward_prefetch"):  # a block that runs twice is listed twice
+        update[field] = tuple(path for path in dict.fromkeys(getattr(unit, field)) if path not in unit.modules)
+    if divisors and rng.random() < 0.4:
+        update["reshard_after_forward"] = rng.choice(divisors)
+    if rng.random() < 0.2:
+        update |= {"parameter_tier": StateTier.HOST, "optimizer_tier": StateTier.HOST}
+    return unit.model_copy(update=update)
+
+
+def _activations(decisions: Decisions, rng: random.Random) -> tuple[ActivationPlan, ...]:
+    def changed(entry: ActivationPlan) -> ActivationPlan:
+        chance = rng.random()
+        if chance < 0.5:
+            return entry
+        if chance < 0.7:
+            return entry.model_copy(update={"policy": ActivationPolicy.OFFLOAD})
+        return entry.model_copy(update={"policy": ActivationPolicy.SELECTIVE, "saved_ops": rng.choice(SAVED_OPS)})
+
+    return tuple(map(changed, {entry.module: entry for entry in decisions.activations}.values()))
+
+
+def _shard_dims(model: ModelDescription, shard: int, rng: random.Random) -> tuple[ShardDim, ...]:
+    return tuple(
+        ShardDim(parameter=name, dim=1)
+        for name, parameter in model.iter_parameters()
+        if len(parameter.shape) > 1
+        and parameter.shape[1] % shard == 0
+        and parameter.tied_to is None
+        and rng.random() < 0.3
+    )
