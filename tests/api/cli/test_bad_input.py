@@ -67,7 +67,7 @@ def test_a_place_to_write_is_looked_at_before_the_search(tmp_path, capsys, reque
         (["--budget", "9" * 400], "is not a size"),
         (["--fix", "mesh.shard=99999999999999999999"], "mesh.shard=99999999999999999999"),
         (["--fix", f"mesh.shard={'9' * 5000}"], "no mesh and grouping is left"),
-        (["--reduce-dtype", "fp16"], "workload.precision.reduce_dtype"),
+        (["--reduce-dtype", "int8"], "workload.precision.reduce_dtype"),
         (["--param-dtype", "float8_e4m3fn"], "workload.precision.param_dtype"),
         (["--gap", "nan"], "gap"),
         (["--micro-batch", "0"], "micro_batch"),
@@ -85,16 +85,16 @@ def test_options_of_plan(capsys, words, message):
         (["--reduce-buffers", "0"], "reduce_scatter_max_input_buffers"),
         (["--shard", "3"], "--shard 3 must divide"),
         (["--unit", "nothing"], "'nothing'"),
-        (["--reduce-dtype", "fp16"], "workload.precision.reduce_dtype"),
+        (["--reduce-dtype", "int8"], "workload.precision.reduce_dtype"),
     ],
 )
 def test_options_of_simulate(capsys, request_file, words, message):
     assert message in refusal(capsys, "simulate", "gpt-2", "gloo-2", "--seq", "1024", "--global-batch", "8", *words)
 
 
-@pytest.mark.parametrize("field", ["parameter_tier", "optimizer_tier"])
-def test_decisions_that_are_not_modelled_are_not_simulated(tmp_path, capsys, request_file, field):
-    decisions = {"mesh": {"shard": 4}, "units": [{"modules": [""], field: "host"}]}
+@pytest.mark.parametrize(("field", "tier"), [("parameter_tier", "nvme"), ("optimizer_tier", "host")])
+def test_decisions_that_are_not_modelled_are_not_simulated(tmp_path, capsys, request_file, field, tier):
+    decisions = {"mesh": {"shard": 4}, "units": [{"modules": [""], field: tier}]}
     decisions |= {"micro_batch": 2, "num_micro_batches": 2, "param_dtype": "bfloat16", "reduce_dtype": "float32"}
     path = tmp_path / "decisions.json"
     path.write_text(json.dumps(decisions))

@@ -10,7 +10,8 @@ import pytest
 
 from api.cli.__main__ import main
 from api.cli.dryrun import on_world
-from planner.schema import Decisions, InconsistentRequest, MeshPlan, UnitPlan
+from planner.schema import Decisions, InconsistentRequest, MeshPlan, ModelDescription, UnitPlan
+from tests.runtime_client.plans import body
 
 PROGRAM = shutil.which("shardwright", path=str(Path(sys.executable).parent))
 
@@ -102,6 +103,17 @@ def test_without_a_request_the_model_is_described_and_any_world_will_do(folder):
     done = run(folder, "dryrun", "plan.json", "mine:build", "--seq", "16", "--world", "1024")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "on 1,024 ranks" in done.stdout
+
+
+def test_a_target_that_is_not_the_model_of_the_plan_is_refused(folder):
+    model = ModelDescription.from_json((folder / "model.json").read_text())
+    plan = body(decisions(MeshPlan(shard=8)), fingerprint=model.fingerprint)
+    (folder / "whole-plan.json").write_text(plan.to_json())
+    refused = run(folder, "dryrun", "whole-plan.json", "mine:wider", "--seq", "16")
+    assert refused.returncode == 2
+    assert f"model_fingerprint is {model.fingerprint}, but this model is" in " ".join(refused.stderr.split())
+    equal = run(folder, "dryrun", "whole-plan.json", "mine:build", "--seq", "16")
+    assert equal.returncode == 0, equal.stdout + equal.stderr
 
 
 def test_a_target_that_does_not_exist_is_an_error_of_the_user(folder):

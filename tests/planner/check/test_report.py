@@ -193,11 +193,6 @@ def test_sound_plans_on_other_meshes_pass(replicate: int, num_micro_batches: int
             (ActivationPlan(module="layers.0", policy=ActivationPolicy.FULL, saved_ops=("aten.mm.default",)),),
             "saved_ops belong to the policy selective, not to full",
         ),
-        (
-            "decisions.activations",
-            (ActivationPlan(module="layers.0", policy=ActivationPolicy.OFFLOAD),),
-            "policy offload is not modelled",
-        ),
         ("decisions.shard_dims", (ShardDim(parameter="layers.9.w0", dim=1),), "no parameter 'layers.9.w0'"),
         ("decisions.shard_dims", (ShardDim(parameter="norm.w0", dim=1),), "has 1 dimensions, no dimension 1"),
         (

@@ -43,6 +43,7 @@ def test_a_gather_is_exposed_until_it_ends():
         "gather": Use(busy_ns=40, idle_ns=105),
         "reduce": Use(busy_ns=0, idle_ns=145),
         "all_reduce": Use(busy_ns=0, idle_ns=145),
+        "offload": Use(busy_ns=0, idle_ns=145),
         "cpu": Use(busy_ns=0, idle_ns=145),
         "link shard": Use(busy_ns=40, idle_ns=105),
     }
