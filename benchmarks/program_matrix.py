@@ -1,4 +1,4 @@
-"""Predicted programs against those that the real FSDP2 code issues in a dry run, over many configurations.
+"""Predicted programs and bytes against those of the real FSDP2 code in a dry run, over many configurations.
 
 The configurations cover every pair of knob values (and each of some wishes of their own). Results are appended to
 `docs/measurements/program/matrix.jsonl`, one line a configuration; those of the same commit are not run again.
@@ -6,174 +6,43 @@ Run from the repository: `python -m benchmarks.program_matrix`, or `make verify-
 """
 
 import argparse
-import itertools
 import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from benchmarks import small_models
+from benchmarks.program_configurations import NUM_DRAWN, PRECISIONS, Configuration, configurations
 from benchmarks.record import provenance
-from benchmarks.small_models import MODELS, SmallModel
+from benchmarks.small_models import MODELS
 from planner.program.outline import Outline, OutlineKind
 from planner.program.predicted import predicted_outline
 from planner.schema import (
-    ActivationPlan,
-    ActivationPolicy,
-    Decisions,
+    ClusterDescription,
     DType,
-    MeshPlan,
     ModelDescription,
-    RuntimeKnobs,
+    NodeGroup,
+    PlanRequest,
+    Precision,
     ShardwrightError,
-    UnitPlan,
+    Workload,
 )
+from planner.simulate.peaks import predicted_peaks
+from planner.simulate.predict import predict
 from runtime_client.describe import describe
-from runtime_client.dryrun import DryRunError, DryRunJob, run_isolated
-from runtime_client.dryrun.compare import Comparison, compare
+from runtime_client.dryrun import DryRunError, DryRunJob, MemoryRecord, run_isolated
+from runtime_client.dryrun.compare import Comparison, MemoryComparison, compare, compare_memory
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "measurements" / "program" / "matrix.jsonl"
 BATCH = 8
 """Configurations for each process that dry-runs: starting one costs seconds, an interruption loses one batch."""
-NUM_DRAWN = 50
 NUM_SHOWN = 5
 NUM_LETTERS = 300
-
-PRECISIONS: dict[str, tuple[DType | None, DType | None, DType | None]] = {
-    "stored": (None, None, None),
-    "bf16-fp32": (DType.BFLOAT16, DType.FLOAT32, None),
-    "bf16": (DType.BFLOAT16, None, None),
-    "bf16-fp32-out": (DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32),
-    "fp32-bf16": (None, DType.BFLOAT16, None),
-}
-"""Parameters, reduction, output."""
-KNOBS: dict[str, tuple[Any, ...]] = {
-    "model": tuple(MODELS),
-    "mesh": ((1, 8), (1, 2), (1, 64), (1, 1024), (8, 8), (2, 4), (8, 1), (1, 1)),
-    "precision": tuple(PRECISIONS),
-    "reshard": ("default", "keep", "mixed"),
-    "root_reshard": (None, True, False),
-    "checkpoint": ("none", "all", "second"),
-    "forward_prefetch": (0, 1, 2, 3),
-    "backward_prefetch": (0, 1, 2, 3),
-    "root_prefetch": (0, 2),
-    "own_embedding": (False, True),
-    "tail": ("root", "unit", "units"),
-    "blocks_per_unit": (1, 2),
-    "reduce_buffers": (1, 2, 3),
-    "num_micro_batches": (1, 2),
-}
-"""Values of every knob, FSDP2's default first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Configuration:
-    """One choice for every knob."""
-
-    model: str = "llama"
-    mesh: tuple[int, int] = (1, 8)
-    """Replicate and shard degree."""
-    precision: str = "stored"
-    reshard: str = "default"
-    """Of blocks: default, keep, or mixed (every second kept)."""
-    root_reshard: bool | None = None
-    checkpoint: str = "none"
-    """Blocks: none, all, second (every second one)."""
-    forward_prefetch: int = 0
-    backward_prefetch: int = 0
-    root_prefetch: int = 0
-    """Blocks that the root gathers ahead: the first ones in forward, the last ones in backward."""
-    own_embedding: bool = False
-    tail: str = "root"
-    """Norm and head: in the root, one unit, or two units."""
-    blocks_per_unit: int = 1
-    reduce_buffers: int = 1
-    num_micro_batches: int = 1
-
-    @property
-    def name(self) -> str:
-        """Model, mesh and what differs from the default."""
-        others = [
-            f"{field.name}={getattr(self, field.name)}"
-            for field in fields(self)
-            if field.name not in ("model", "mesh") and getattr(self, field.name) != field.default
-        ]
-        return " ".join([self.model, "x".join(map(str, self.mesh)), *others])
-
-    @property
-    def parts(self) -> SmallModel:
-        """The model."""
-        return MODELS[self.model]
-
-    def decisions(self) -> Decisions:
-        """What is applied and predicted."""
-        param_dtype, reduce_dtype, output_dtype = PRECISIONS[self.precision]
-        paths = self.parts.blocks
-        every = {"none": len(paths), "all": 1, "second": 2}[self.checkpoint]
-        checkpointed = paths[::every] if self.checkpoint != "none" else ()
-        return Decisions(
-            mesh=MeshPlan(replicate=self.mesh[0], shard=self.mesh[1]),
-            units=(*self._units(), self._root()),
-            activations=tuple(ActivationPlan(module=path, policy=ActivationPolicy.FULL) for path in checkpointed),
-            param_dtype=param_dtype,
-            reduce_dtype=reduce_dtype,
-            output_dtype=output_dtype,
-            micro_batch=2,
-            num_micro_batches=self.num_micro_batches,
-            runtime=RuntimeKnobs(reduce_scatter_max_input_buffers=self.reduce_buffers),
-        )
-
-    def _groups(self) -> list[tuple[str, ...]]:
-        size, paths = self.blocks_per_unit, self.parts.blocks
-        return [paths[start : start + size] for start in range(0, len(paths), size)]
-
-    def _root(self) -> UnitPlan:
-        firsts = [group[0] for group in self._groups()]
-        return UnitPlan(
-            modules=("",),
-            reshard_after_forward=self.root_reshard,
-            forward_prefetch=tuple(firsts[: self.root_prefetch]),
-            backward_prefetch=() if self.parts.returns_encoding else tuple(firsts[::-1][: self.root_prefetch]),
-        )
-
-    def _units(self) -> Iterator[UnitPlan]:
-        groups = self._groups()
-        firsts = [group[0] for group in groups]
-        for index, group in enumerate(groups):
-            kept = self.reshard == "keep" or (self.reshard == "mixed" and index % 2 == 1)
-            yield UnitPlan(
-                modules=group,
-                reshard_after_forward=False if kept else None,
-                forward_prefetch=tuple(firsts[index + 1 : index + 1 + self.forward_prefetch]),
-                backward_prefetch=tuple(firsts[max(0, index - self.backward_prefetch) : index][::-1]),
-            )
-        if self.own_embedding and self.parts.embedding:
-            yield UnitPlan(modules=(self.parts.embedding,))
-        if self.tail != "root" and self.parts.tail:
-            tails = [self.parts.tail] if self.tail == "unit" else [(path,) for path in self.parts.tail]
-            yield from (UnitPlan(modules=modules) for modules in tails)
-
-    def job(self, record: str = "program") -> DryRunJob:
-        """The dry run."""
-        return DryRunJob(
-            record=record,
-            build=f"{Path(small_models.__file__).resolve()}:{self.parts.build.__name__}",
-            decisions=self.decisions(),
-            sequence=self.parts.sequence,
-        )
-
-    def predicted(self) -> Outline:
-        """The outline that the planner predicts."""
-        decisions = self.decisions()
-        return predicted_outline(
-            description(self.model, decisions.param_dtype), decisions, sequence=self.parts.sequence
-        )
 
 
 @cache
@@ -183,64 +52,102 @@ def description(model: str, param_dtype: DType | None) -> ModelDescription:
     return describe(parts.build, name=model, micro_batch=2, sequence=parts.sequence, param_dtype=param_dtype)
 
 
-def pairwise_cover(knobs: dict[str, tuple[Any, ...]]) -> list[Configuration]:
-    """Few configurations in which every two values of different knobs meet; greedy and deterministic."""
-    names = list(knobs)
-    open_pairs = {
-        ((first, i), (second, j))
-        for first, second in itertools.combinations(names, 2)
-        for i in range(len(knobs[first]))
-        for j in range(len(knobs[second]))
-    }
-    found = []
-    while open_pairs:
-        chosen = dict(min(open_pairs))
-        for name in names:
-            if name not in chosen:
-                chosen[name] = max(range(len(knobs[name])), key=lambda i: (_gain(chosen, name, i, open_pairs), -i))
-        open_pairs -= set(itertools.combinations([(name, chosen[name]) for name in names], 2))
-        found.append(Configuration(**{name: knobs[name][index] for name, index in chosen.items()}))
-    return found
+def described(configuration: Configuration) -> ModelDescription:
+    """The description that a configuration needs."""
+    return description(configuration.model, PRECISIONS[configuration.precision][0])
 
 
-def _gain(chosen: dict[str, int], name: str, index: int, open_pairs: set[Any]) -> int:
-    order = list(KNOBS)
-    pairs = (
-        tuple(sorted(((name, index), (other, value)), key=lambda pair: order.index(pair[0])))
-        for other, value in chosen.items()
+def job(configuration: Configuration, record: str = "program") -> DryRunJob:
+    """A dry run of a configuration."""
+    return DryRunJob(
+        record=record,
+        build=f"{Path(small_models.__file__).resolve()}:{configuration.parts.build.__name__}",
+        decisions=configuration.decisions(described(configuration)),
+        sequence=configuration.parts.sequence,
     )
-    return sum(pair in open_pairs for pair in pairs)
 
 
-def drawn(num: int, seed: int = 0) -> list[Configuration]:
-    """Configurations with every knob drawn on its own."""
-    random = Random(seed)
-    return [Configuration(**{name: random.choice(values) for name, values in KNOBS.items()}) for _ in range(num)]
+def predicted(configuration: Configuration) -> Outline:
+    """The outline that the planner predicts."""
+    model = described(configuration)
+    return predicted_outline(model, configuration.decisions(model), sequence=configuration.parts.sequence)
 
 
-def configurations(num_drawn: int = NUM_DRAWN) -> list[Configuration]:
-    """Every model as it is, every knob alone on Llama, the pairwise cover, then drawn ones."""
-    single = [Configuration(model=model) for model in MODELS]
-    single += [Configuration(**{name: value}) for name, values in KNOBS.items() for value in values]
-    return list(dict.fromkeys(map(_runnable, [*single, *pairwise_cover(KNOBS), *drawn(num_drawn)])))
+def request(configuration: Configuration) -> PlanRequest:
+    """A request that the decisions answer."""
+    model = described(configuration)
+    decisions = configuration.decisions(model)
+    num_ranks = decisions.mesh.num_ranks
+    devices = min(8, num_ranks)
+    return PlanRequest(
+        model=model,
+        cluster=ClusterDescription(
+            name=f"{num_ranks} ranks",
+            node_groups=(
+                NodeGroup(
+                    num_nodes=num_ranks // devices,
+                    devices_per_node=devices,
+                    device="H100-80G",
+                    intra_node="nvlink4",
+                    host_memory_bytes=2**40,
+                    host_cores=64,
+                ),
+            ),
+            inter_node="ib-ndr-400" if num_ranks > devices else None,
+        ),
+        workload=Workload(
+            micro_batch=decisions.micro_batch,
+            sequence=configuration.parts.sequence,
+            global_batch=decisions.micro_batch * decisions.num_micro_batches * num_ranks,
+            precision=Precision(
+                param_dtype=decisions.param_dtype,
+                reduce_dtype=decisions.reduce_dtype,
+                output_dtype=decisions.output_dtype,
+            ),
+        ),
+    )
 
 
-def _runnable(configuration: Configuration) -> Configuration:
-    if configuration.parts.needs_bfloat16 and PRECISIONS[configuration.precision][0] is None:
-        return replace(configuration, precision="bf16-fp32")
-    return configuration
+def compared_bytes(configuration: Configuration, record: MemoryRecord) -> tuple[MemoryComparison, ...]:
+    """Allocated bytes of the phases of a step, and of the whole step in device and host memory."""
+    asked = request(configuration)
+    decisions = configuration.decisions(asked.model)
+    peaks = predicted_peaks(asked.model, decisions, asked.workload)
+    step = predict(asked, decisions)
+    host = (MemoryComparison("host memory", step.host_bytes, record.peak_host_bytes),)
+    return (
+        *compare_memory(
+            record,
+            micro_batch_bytes=peaks.micro_batch.total_bytes,
+            optimizer_bytes=peaks.optimizer.total_bytes,
+        ),
+        MemoryComparison("step", step.peak.allocated_bytes, record.peak_bytes),
+        *(host if configuration.offload != "none" else ()),
+    )
 
 
-def result(configuration: Configuration, predicted: Outline, recorded: Outline) -> dict[str, Any]:
+def result(configuration: Configuration, recorded: Outline, record: MemoryRecord) -> dict[str, Any]:
     """One line of the results."""
-    found: Comparison = compare(predicted, recorded)
+    outline = predicted(configuration)
+    found: Comparison = compare(outline, recorded)
+    rows = compared_bytes(configuration, record)
+    shown = [str(difference) for difference in found.differences[:NUM_SHOWN]]
+    shown += [f"{row.phase}: {row.error:+.3%}" for row in rows if not row.is_close]
     return {
-        "equal": found.equal,
+        "equal": found.equal and all(row.is_close for row in rows),
         "operations": sum(tally.num_operations[1] for tally in found.tallies),
         "edges": found.num_edges[1],
-        "kernels": [_num_kernels(predicted), _num_kernels(recorded)],
+        "kernels": [_num_kernels(outline), _num_kernels(recorded)],
+        "bytes": {
+            row.phase: {
+                "predicted": row.predicted_bytes,
+                "recorded": row.recorded_bytes,
+                "ratio": round(1 + row.error, 5),
+            }
+            for row in rows
+        },
         "differences": {kind.name.lower(): n for kind, n in Counter(d.kind for d in found.differences).items()},
-        "first": [str(difference) for difference in found.differences[:NUM_SHOWN]],
+        "first": shown,
     }
 
 
@@ -251,18 +158,19 @@ def _num_kernels(outline: Outline) -> int:
 def run_batch(batch: Sequence[Configuration]) -> Iterator[dict[str, Any]]:
     """Results of some configurations, dry-run in one process; one at a time when one of them fails."""
     try:
-        records = run_isolated([configuration.job() for configuration in batch])
-    except DryRunError as error:
+        records = run_isolated([job(one, record) for one in batch for record in ("program", "memory")])
+    except (DryRunError, ShardwrightError) as error:
         if len(batch) == 1:
             yield {"equal": False, "error": str(error).partition("\n")[0][:NUM_LETTERS]}
             return
         for configuration in batch:
             yield from run_batch([configuration])
         return
-    for configuration, record in zip(batch, records, strict=True):
-        assert isinstance(record, tuple)
+    for configuration, program, memory in zip(batch, records[::2], records[1::2], strict=True):
+        assert isinstance(program, tuple)
+        assert isinstance(memory, MemoryRecord)
         try:
-            yield result(configuration, configuration.predicted(), record)
+            yield result(configuration, program, memory)
         except ShardwrightError as error:
             yield {"equal": False, "error": f"not predicted: {error}"}
 

@@ -109,6 +109,34 @@ def whisper() -> TrainingExample:
     )
 
 
+def albert() -> TrainingExample:
+    """Two blocks, each of which runs twice."""
+    return build(
+        model_type="albert",
+        vocab_size=160,
+        embedding_size=16,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_hidden_groups=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def llama_unused() -> TrainingExample:
+    """Every second block has a projection that nothing uses."""
+    example = llama()
+    for layer in example.model.model.layers[::2]:
+        layer.mlp.unused = nn.Linear(32, 16, bias=False)
+    return example
+
+
 class LowRank(nn.Module):
     """A frozen projection with a trainable low-rank addition."""
 
@@ -135,9 +163,17 @@ class SmallModel:
     """Where it may be a unit of its own."""
     tail: tuple[str, ...] = ()
     """Norm and head, where they may be a unit of their own."""
+    inside: tuple[str, ...] = ()
+    """Modules of every block that may be units of their own, in forward order."""
+    saved_ops: tuple[str, ...] = ()
+    """Operations whose outputs selective checkpointing keeps."""
+    num_frozen: int = 0
+    """First blocks without a backward, which nothing checkpoints selectively."""
     needs_bfloat16: bool = False
+    is_repeated: bool = False
+    """Its blocks run several times."""
     returns_encoding: bool = False
-    """It returns the encoder's output too, and FSDP2 follows the root's backward list once for each of the two."""
+    """It returns the encoder's output too."""
     sequence: int = 16
 
 
@@ -145,26 +181,43 @@ def _numbered(path: str, num: int) -> tuple[str, ...]:
     return tuple(f"{path}.{index}" for index in range(num))
 
 
+_MATMUL, _BIASED = ("aten.mm.default",), ("aten.addmm.default",)
 _LLAMA_PARTS: dict[str, Any] = {
     "blocks": _numbered("model.layers", 4),
     "embedding": "model.embed_tokens",
     "tail": ("model.norm", "lm_head"),
+    "inside": ("self_attn", "mlp"),
+    "saved_ops": _MATMUL,
 }
 MODELS = {
     "llama": SmallModel(build=llama, **_LLAMA_PARTS),
     "llama-lora": SmallModel(build=llama_lora, **_LLAMA_PARTS),
-    "llama-half-frozen": SmallModel(build=llama_half_frozen, **_LLAMA_PARTS),
+    "llama-half-frozen": SmallModel(build=llama_half_frozen, num_frozen=2, **_LLAMA_PARTS),
+    "llama-unused": SmallModel(build=llama_unused, **_LLAMA_PARTS),
     "qwen3-moe": SmallModel(build=qwen3_moe, needs_bfloat16=True, **_LLAMA_PARTS),
-    "gpt2": SmallModel(build=gpt2, blocks=_numbered("transformer.h", 4)),
-    "vit": SmallModel(build=vit, blocks=_numbered("vit.layers", 4), tail=("vit.layernorm", "classifier")),
+    "gpt2": SmallModel(build=gpt2, blocks=_numbered("transformer.h", 4), inside=("attn", "mlp"), saved_ops=_BIASED),
+    "vit": SmallModel(
+        build=vit,
+        blocks=_numbered("vit.layers", 4),
+        tail=("vit.layernorm", "classifier"),
+        inside=("attention", "mlp"),
+        saved_ops=_BIASED,
+    ),
     "t5": SmallModel(
         build=t5,
         blocks=(*_numbered("encoder.block", 3), *_numbered("decoder.block", 3)),
+        inside=("layer.0", "layer.1"),
         returns_encoding=True,
+        saved_ops=_MATMUL,
     ),
     "whisper": SmallModel(
         build=whisper,
         blocks=(*_numbered("model.encoder.layers", 3), *_numbered("model.decoder.layers", 3)),
+        inside=("self_attn", "fc1"),
         returns_encoding=True,
+        saved_ops=_BIASED,
+    ),
+    "albert": SmallModel(
+        build=albert, blocks=_numbered("albert.encoder.albert_layer_groups", 2), saved_ops=_BIASED, is_repeated=True
     ),
 }

@@ -107,6 +107,7 @@ def main() -> None:
             (loss / decisions.num_micro_batches).backward()
             total += loss.detach() / decisions.num_micro_batches
         optimizer.step()
+        applied.after_optimizer_step()
         optimizer.zero_grad()
         dist.all_reduce(total)
         if dist.get_rank() == 0:

@@ -83,7 +83,12 @@ def _kind_polynomials(kind: CallKind) -> Iterator[tuple[str, Polynomial]]:
         ):
             yield f"regions[{index}].{name}.flops", work.flops
             yield f"regions[{index}].{name}.moved_bytes", work.moved_bytes
-    for policy, liveness in (("none", kind.none), ("full", kind.full)):
+    for number, entry in enumerate(kind.selective):
+        for index, work in enumerate(entry.recompute):
+            yield f"selective[{number}].recompute[{index}].flops", work.flops
+            yield f"selective[{number}].recompute[{index}].moved_bytes", work.moved_bytes
+    selective = {f"selective[{number}].liveness": entry.liveness for number, entry in enumerate(kind.selective)}
+    for policy, liveness in ({"none": kind.none, "full": kind.full} | selective).items():
         if liveness is None:
             continue
         for index, tensor in enumerate(liveness.saved):

@@ -123,6 +123,66 @@ class NonContiguousParameter(ApplyError):
     code = "non_contiguous_parameter"
 
 
+class UninitializedParameter(ApplyError):
+    """A parameter has no shape yet (a lazy module that never ran)."""
+
+    code = "uninitialized_parameter"
+
+
+class ScriptedModule(ApplyError):
+    """Part of the model is a TorchScript module, which takes no hooks."""
+
+    code = "scripted_module"
+
+
+class UnknownParameter(ApplyError):
+    """The plan names a parameter that the model does not have."""
+
+    code = "unknown_parameter"
+
+
+class InvalidShardDim(ApplyError):
+    """A parameter cannot be sharded on the dimension that the plan names."""
+
+    code = "invalid_shard_dim"
+
+
+class UnevenShardDim(ApplyError):
+    """A dimension other than the first does not divide evenly by the shard degree."""
+
+    code = "uneven_shard_dim"
+
+
+class PartialReshardOfShardDim(ApplyError):
+    """A unit is resharded to fewer ranks after forward and has parameters that are not sharded on dimension 0."""
+
+    code = "partial_reshard_of_shard_dim"
+
+
+class OffloadTierMismatch(ApplyError):
+    """Parameters and optimizer state of a unit are planned in different memories."""
+
+    code = "offload_tier_mismatch"
+
+
+class UnknownSavedOperation(ApplyError):
+    """The plan keeps the outputs of an operation that the installed torch does not have."""
+
+    code = "unknown_saved_operation"
+
+
+class UnitInsideSelectiveCheckpoint(ApplyError):
+    """A unit lies inside a selectively checkpointed module, whose recomputation FSDP2 would change."""
+
+    code = "unit_inside_selective_checkpoint"
+
+
+class UnsupportedPrecision(ApplyError):
+    """An element type that FSDP2 cannot compute or reduce in."""
+
+    code = "unsupported_precision"
+
+
 class PrefetchOrder(ApplyError):
     """Prefetch lists that contradict each other, or name something that is no unit."""
 

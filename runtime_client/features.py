@@ -7,7 +7,10 @@ CLIENT_FEATURES = (
     ClientFeature.PREFETCH,
     ClientFeature.RESHARD_INTEGER,
     ClientFeature.CHECKPOINT_FULL,
+    ClientFeature.CHECKPOINT_SELECTIVE,
     ClientFeature.GROUPED_UNITS,
+    ClientFeature.OFFLOAD,
+    ClientFeature.ACTIVATION_OFFLOAD,
     ClientFeature.REDUCE_SCATTER_BUFFERS,
     ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP,
 )

@@ -39,6 +39,8 @@ class CheckpointedBlock:
     """Allocation points of the whole block in forward."""
     kept_bytes: int
     """From the end of the forward to that of the recomputation, where it stands for the gradient of the output."""
+    held_bytes: int
+    """Inputs that no part saves: the checkpoint holds them from the recomputation to the end of the backward."""
     shared_bytes: int
     """Shared tensors that the block saves first; its first part keeps them once it is recomputed."""
 
@@ -127,10 +129,12 @@ class Calls:
         )
 
     def _is_kept(self, tensor: SharedTensor) -> bool:
-        calls = self._model.calls[tensor.first_call : tensor.last_call + 1]
-        checkpointed = [
-            call.path in self._policies for call in calls if self._model.kinds[call.kind].full is not None
+        holders = [
+            index
+            for index, call in enumerate(self.planned)
+            if tensor.first_call <= call.origin <= tensor.last_call and self.kind(index).full is not None
         ]
+        checkpointed = [self.policy(index) is not None or self._is_recomputed(index) for index in holders]
         match tensor.kept_by:
             case KeptBy.FULL:
                 return any(checkpointed)
@@ -138,6 +142,9 @@ class Calls:
                 return not all(checkpointed)
             case _:
                 return True
+
+    def _is_recomputed(self, index: int) -> bool:
+        return any(whole.path in self._policies for whole in self.planned[index].replaced)
 
     def gradients(self, index: int) -> list[str | None]:
         """Storages in the order in which backward makes their gradients; None for a frozen parameter."""
@@ -168,13 +175,17 @@ class Calls:
         shared = self._shared_bytes(first.origin) if is_first else 0
         running = [index for index in indices if self.kind(index).output_requires_grad]
         saving = [index for index in running if self.kind(index).none.saved]
+        none = self._model.kinds[whole.kind].none
+        kept_bytes = full.kept_bytes(self._micro_batch, self._sequence)
+        saved_inputs = sum(self.at(tensor.size_bytes) for tensor in none.saved if tensor.from_input)
         return CheckpointedBlock(
             path=whole.path,
             first=indices[0],
             last=indices[-1],
             recomputed_to=max(saving or running, default=None),
             forward=full.forward,
-            kept_bytes=full.kept_bytes(self._micro_batch, self._sequence),
+            kept_bytes=kept_bytes,
+            held_bytes=max(0, kept_bytes - saved_inputs),
             shared_bytes=shared,
         )
 

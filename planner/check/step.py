@@ -9,7 +9,7 @@ from planner.check.costs import Shards, StepCosts
 from planner.check.group import Group
 from planner.check.machine import Machine, Stream
 from planner.check.structure import structural_problems
-from planner.check.units import Unit, build_units
+from planner.check.units import ShardedParameter, Unit, build_units
 from planner.check.walk import Walk
 from planner.costs.model import CostModel
 from planner.schema.errors import InconsistentRequest
@@ -86,6 +86,7 @@ class Replay(Walk):
         super().__init__(calls, units, comm, costs)
         self.decisions = decisions
         self.model = request.model
+        self._with_gradient = calls.with_gradient()
 
     def run(self) -> Recomputed:
         """Run one optimizer step."""
@@ -137,10 +138,8 @@ class Replay(Walk):
 
     def _allocate_gradients(self, group: Group) -> None:
         """Sharded gradients that an earlier micro-batch left."""
-        with_gradient = self.calls.with_gradient()
         for parameter in group.unit.parameters:
-            is_filled = self.comm.reduces_unused and parameter.requires_grad and group.unit.runs
-            if parameter.name not in with_gradient and not is_filled:
+            if not self._gets_gradient(group.unit, parameter):
                 continue
             group.reduction.sharded_gradients.add(parameter.name)
             if group.unit.is_on_host:
@@ -150,12 +149,19 @@ class Replay(Walk):
                 self.machine.allocate(pool, MemoryCategory.GRADIENTS, parameter.stored_bytes)
 
     def _shards(self, *units: Unit) -> list[tuple[str, Parameter, int]]:
-        elements = {p.name: p.shard_elements for unit in units for p in unit.parameters}
+        """What the optimizer steps: parameters without a gradient have no state, and are passed over."""
+        elements = {
+            p.name: p.shard_elements for unit in units for p in unit.parameters if self._gets_gradient(unit, p)
+        }
         return [
             (name, parameter, elements[name])
             for name, parameter in self.model.iter_parameters()
             if name in elements
         ]
+
+    def _gets_gradient(self, unit: Unit, parameter: ShardedParameter) -> bool:
+        is_filled = self.comm.reduces_unused and parameter.requires_grad and unit.runs
+        return is_filled or parameter.name in self._with_gradient
 
     def _optimizer_step(self) -> int:
         """Time of the step: shards on the device first, then those in host memory."""
@@ -163,6 +169,7 @@ class Replay(Walk):
         on_host = self._shards(*(unit for unit in self.units if unit.is_on_host))
         transient_bytes = self.costs.optimizer_transient_bytes(on_device)
         self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: transient_bytes})
+        self.machine.touch_host(self.costs.optimizer_transient_bytes(on_host))
         return _device_ns(self.costs, on_device) + (self.costs.cpu_optimizer_ns(on_host) if on_host else 0)
 
 

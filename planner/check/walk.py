@@ -48,6 +48,7 @@ class Walk:
         self._flying_bytes = 0
         self._blocks_kept: dict[int, int] = {}
         """Bytes that each checkpointed block keeps now, by its first part."""
+        self._blocks_held: dict[int, int] = {}
 
     def walk(self, *, is_last: bool) -> int:
         """Run a micro-batch from idle clocks on; its time in nanoseconds."""
@@ -180,6 +181,8 @@ class Walk:
         if index == block.recomputed_to:
             self.machine.free(Stream.COMPUTE, _ACTIVATIONS, block.shared_bytes)
             self._blocks_kept[block.first] -= block.shared_bytes
+            self.machine.allocate(Stream.COMPUTE, _ACTIVATIONS, block.held_bytes)
+            self._blocks_held[block.first] = block.held_bytes
             for part in range(block.first, index + 1):
                 self._recompute_part(part, block)
             self._drop_kept_of(block)
@@ -216,10 +219,11 @@ class Walk:
         gradients = calls.gradients(index)
         for moment in calls.liveness(index).backward:
             made = self._contributions(index, gradients[: moment.num_gradients])
+            newest = gradients[moment.num_gradients - 1] if moment.num_gradients else None
             sizes = {
                 MemoryCategory.TRANSIENTS: calls.at(moment.live_bytes),
                 MemoryCategory.UNSHARDED_GRADIENTS: sum(
-                    group.gradients.bytes_while_made(items) for group, items in made.items()
+                    group.gradients.bytes_while_made(items, newest) for group, items in made.items()
                 ),
             }
             machine.touch(Stream.COMPUTE, sizes)
@@ -238,6 +242,7 @@ class Walk:
         for group, items in made.items():
             for item in items:
                 group.gradients.make(item)
+        machine.free(Stream.COMPUTE, _ACTIVATIONS, self._blocks_held.pop(index, 0))
 
     def _contributions(self, index: int, names: Sequence[str | None]) -> dict[Group, list[Contribution]]:
         """Gradients that a call makes, each storage once, by group."""

@@ -4,7 +4,7 @@ Roofline (Williams, Waterman and Patterson, https://doi.org/10.1145/1498765.1498
 `flops / (peak * efficiency)` and `moved_bytes / (memory bandwidth * efficiency)`; regions run one after the other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from planner.costs.efficiency import COMPUTE_PERCENT, MEMORY_PERCENT, VECTOR_KINDS
@@ -76,12 +76,15 @@ def _works(kind: CallKind) -> dict[str, tuple[Work, ...]]:
     return works | {recompute_pass(option.saved_ops): option.recompute for option in kind.selective}
 
 
-def pass_sources(costs: Mapping[tuple[str, str], PassCost]) -> tuple[SourcedNumber, ...]:
-    """Every duration that is not zero."""
+def pass_sources(
+    costs: Mapping[tuple[str, str], PassCost], kinds: Collection[str], saved_ops: Collection[tuple[str, ...]]
+) -> tuple[SourcedNumber, ...]:
+    """Every duration that is not zero, of the kinds that are called and the ways to recompute that are used."""
+    used = {*PASSES, *map(recompute_pass, saved_ops)}
     return tuple(
         SourcedNumber(name=f"{which} of {kind}", value=cost.duration_ns, unit="ns", source=cost.source)
         for (kind, which), cost in costs.items()
-        if cost.duration_ns
+        if cost.duration_ns and kind in kinds and which in used
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from planner.schema import Decisions, StateTier
+from planner.schema import ActivationPolicy, Decisions, StateTier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,9 @@ class Demands:
     """Ranks that a unit is resharded to after forward, for each unit that is resharded in part."""
     separate_reduce_scatter_group: bool = False
     offloads: bool = False
-    """Some unit has its shards on the host."""
+    """Some unit has its shards, or some call its activations, on the host."""
+    saved_ops: frozenset[tuple[str, ...]] = frozenset()
+    """Operations whose outputs are kept where a call is checkpointed selectively."""
 
     @classmethod
     def of(cls, decisions: Decisions) -> Self:
@@ -25,7 +27,9 @@ class Demands:
                 ranks for unit in decisions.units if (ranks := partial_ranks(unit.reshard_after_forward, degree))
             ),
             separate_reduce_scatter_group=decisions.runtime.separate_reduce_scatter_group,
-            offloads=any(unit.parameter_tier is StateTier.HOST for unit in decisions.units),
+            offloads=any(unit.parameter_tier is StateTier.HOST for unit in decisions.units)
+            or any(entry.policy is ActivationPolicy.OFFLOAD for entry in decisions.activations),
+            saved_ops=frozenset(tuple(sorted(entry.saved_ops)) for entry in decisions.activations),
         )
 
 

@@ -229,7 +229,7 @@ class CostModel:
     def sources(self) -> tuple[SourcedNumber, ...]:
         """Every number that the costs rest on, measured or assumed."""
         return (
-            *pass_sources(self._passes),
+            *pass_sources(self._passes, {call.kind for call in self._request.model.calls}, self._demands.saved_ops),
             *self._launch_source(),
             *self._copies.sources(),
             *(number for name, curve in self._curves.items() for number in curve.sources(name)),

@@ -32,7 +32,9 @@ LocalShards = Sequence[tuple[str, Parameter, int]]
 
 
 def local_shards(parts: Partition, shard: int, units: Collection[int] | None = None) -> LocalShards:
-    """Shards on rank 0 of every trainable parameter, tied ones once, in the order of registration.
+    """Shards on rank 0 of every parameter that gets a gradient, in the order of registration.
+
+    Optimizers pass over parameters without one, and make no state for them.
 
     Args:
         parts: the units.
@@ -43,7 +45,7 @@ def local_shards(parts: Partition, shard: int, units: Collection[int] | None = N
     return [
         (name, parameter, shard_elements(parameter, shard, parts.dims.get(name, 0), name))
         for name, parameter in parts.model.iter_parameters()
-        if parameter.requires_grad and parameter.tied_to is None and (wanted is None or name in wanted)
+        if name in parts.with_gradient | parts.with_zeros and (wanted is None or name in wanted)
     ]
 
 
@@ -64,17 +66,15 @@ def step_inputs(
         shard: ranks of the shard axis.
         optimizer_bytes: optimizer state on the device.
         optimizer_transient_bytes: most that the optimizer step needs on top.
-        decisions: where the reduction of unused parameters is from.
+        decisions: what is refused together with some sizes.
     """
-    trainable = {name for name, p in parts.model.iter_parameters() if p.requires_grad and p.tied_to is None}
-    with_zeros = trainable if decisions and decisions.runtime.reduce_scatter_unused_params else set[str]()
     sizes = tuple(
         unit_bytes(
             unit,
             shard=shard,
             precision=workload.precision,
             with_gradient=parts.with_gradient,
-            with_zeros=with_zeros,
+            with_zeros=parts.with_zeros,
             dims=parts.dims,
         )
         for unit in parts.units
@@ -131,7 +131,19 @@ def partition_of(model: ModelDescription, decisions: Decisions) -> Partition:
     known = {name for unit in parts.units for name, _ in unit.parameters}
     for name in dims.keys() - known:
         raise InconsistentRequest(f"decisions.shard_dims: {name!r} is no parameter of the model, or a tied copy")
-    return replace(parts, dims=dims)
+    zeros = _unused(parts) if decisions.runtime.reduce_scatter_unused_params else frozenset[str]()
+    return replace(parts, dims=dims, with_zeros=zeros)
+
+
+def _unused(parts: Partition) -> frozenset[str]:
+    """Trainable parameters without a gradient, of units that run: FSDP2 makes no zeros for others."""
+    running = {ROOT, *(run.unit for run in parts.passes)}
+    return frozenset(
+        name
+        for unit in running
+        for name, parameter in parts.units[unit].parameters
+        if parameter.requires_grad and name not in parts.with_gradient
+    )
 
 
 def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:

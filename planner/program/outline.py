@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from planner.program.edges import Entry, Issued, Recorded, Waited, resolve_edges
 from planner.program.events import Operation, OperationKind, Phase, Program, Stream, Wait
-from planner.program.units import Partition
+from planner.program.units import Partition, contains
 
 
 class OutlineKind(StrEnum):
@@ -126,19 +126,24 @@ def normalised(operations: Sequence[OutlineOperation]) -> Outline:
     """
     order: list[_Run] = []
     cast: _Run | None = None
+    run_up: _Run | None = None
     for index, operation in enumerate(operations):
         if cast is not None and operation.stream is cast.operation.stream:
             _append(order, cast)
             cast = None
+        if run_up is not None and _is_backward(operation):
+            _append(order, run_up)
+            run_up = None
         before = _last(order, operation.stream)
         if before is not None and _follows_cast(operation, before):
             cast = _passed(order, before, _Run(operation, [index]))
-        elif before is not None and _follows_run_up(operation, before):
-            _append(order, _passed(order, before, _Run(operation, [index])))
+        elif before is not None and run_up is None and _follows_run_up(operation, before):
+            run_up = _passed(order, before, _Run(operation, [index]))
         else:
             _append(order, _Run(operation, [index]))
-    if cast is not None:
-        _append(order, cast)
+    for left in (cast, run_up):
+        if left is not None:
+            _append(order, left)
     return _renumbered(order)
 
 
@@ -180,7 +185,7 @@ def _passed(order: list[_Run], before: _Run, run: _Run) -> _Run:
 def _follows_cast(operation: OutlineOperation, before: _Run) -> bool:
     cast = before.operation
     return (
-        operation.kind is OutlineKind.COPY_OUT
+        operation.kind in (OutlineKind.HOST_TO_DEVICE, OutlineKind.COPY_OUT)
         and cast.kind is OutlineKind.KERNELS
         and operation.unit == cast.unit == ""
         and operation.phase is cast.phase is Phase.FORWARD
@@ -188,15 +193,20 @@ def _follows_cast(operation: OutlineOperation, before: _Run) -> bool:
 
 
 def _follows_run_up(operation: OutlineOperation, before: _Run) -> bool:
+    """A recomputation begins, after a few kernels of the backward of the same unit or of one inside it."""
     run_up = before.operation
     return (
         operation.kind is run_up.kind is OutlineKind.KERNELS
-        and operation.unit == run_up.unit
+        and contains(operation.unit, run_up.unit)
         and operation.phase is Phase.RECOMPUTE
         and run_up.phase is Phase.BACKWARD
         and run_up.num_kernels <= _RUN_UP
         and not operation.waits
     )
+
+
+def _is_backward(operation: OutlineOperation) -> bool:
+    return operation.kind in (OutlineKind.KERNELS, OutlineKind.END) and operation.phase is Phase.BACKWARD
 
 
 def _renumbered(order: list[_Run]) -> Outline:

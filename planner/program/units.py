@@ -46,6 +46,8 @@ class Partition:
     """Full (untied) names of parameters that get a gradient."""
     blocks: tuple[ExpandedBlock, ...] = ()
     """Blocks whose call was replaced by its parts."""
+    with_zeros: frozenset[str] = frozenset()
+    """Of the other trainable ones, those that are reduced as zeros."""
     dims: Mapping[str, int] = field(default_factory=dict)
     """Dimension that a parameter is sharded on, where that is not the first."""
 

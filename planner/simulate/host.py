@@ -1,6 +1,6 @@
 """Host memory of the units whose shards are offloaded (`CPUOffloadPolicy`), on one rank."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -27,7 +27,9 @@ class HostMemory:
     added_bytes: int = 0
     """The largest copy that is added to a gradient; 0 when nothing is accumulated."""
     activations: tuple[int, ...] = ()
-    """Of each storage that an offloaded call keeps."""
+    """Of each storage that an offloaded call keeps, within a micro-batch."""
+    optimizer_transient_bytes: int = 0
+    """What the optimizer step needs on top."""
 
     @classmethod
     def of(
@@ -37,6 +39,7 @@ class HostMemory:
         optimizer_bytes: int,
         accumulates: bool,
         activations: tuple[int, ...] = (),
+        optimizer_transient_bytes: int = 0,
     ) -> Self:
         """Of the units on the host.
 
@@ -45,6 +48,7 @@ class HostMemory:
             optimizer_bytes: the optimizer's state for their parameters.
             accumulates: some micro-batch finds sharded gradients.
             activations: storages that offloaded calls keep.
+            optimizer_transient_bytes: what the optimizer step needs on top.
         """
         units = list(sizes)
         gradients = tuple(size for unit in units for size in _sharded_gradients(unit))
@@ -54,19 +58,23 @@ class HostMemory:
             optimizer_bytes=optimizer_bytes,
             added_bytes=max(gradients, default=0) if accumulates else 0,
             activations=activations,
+            optimizer_transient_bytes=optimizer_transient_bytes,
         )
 
     @property
     def total_bytes(self) -> int:
         """What the tensors take."""
-        pinned = sum((*self.shards, *self.gradients, *self.activations))
-        return pinned + self.optimizer_bytes + self.added_bytes
+        return self._total(lambda size: size)
 
     @property
     def reserved_bytes(self) -> int:
         """The same with pinned tensors rounded up to powers of two, as torch's allocator of pinned memory does."""
-        pinned = sum(map(pinned_bytes, (*self.shards, *self.gradients, *self.activations)))
-        return pinned + self.optimizer_bytes + self.added_bytes
+        return self._total(pinned_bytes)
+
+    def _total(self, rounded: Callable[[int], int]) -> int:
+        persistent = sum(map(rounded, (*self.shards, *self.gradients))) + self.optimizer_bytes
+        in_micro_batch = sum(map(rounded, self.activations)) + self.added_bytes
+        return persistent + max(in_micro_batch, self.optimizer_transient_bytes)
 
 
 def offloaded_activations(inputs: StepInputs, knobs: Knobs) -> tuple[int, ...]:

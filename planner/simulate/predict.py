@@ -221,6 +221,7 @@ def _host_memory(built: PlanProgram) -> HostMemory:
         optimizer_bytes=sum(built.costs.optimizer_state_bytes(*shard) for shard in shards),
         accumulates=built.accumulates_shards,
         activations=offloaded_activations(built.inputs, built.knobs),
+        optimizer_transient_bytes=built.costs.optimizer_transient_bytes(shards),
     )
 
 

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from planner.schema import Decisions
+from planner.schema import Decisions, GradientSync
+from runtime_client.apply.activation_offload import ActivationOffload
+from runtime_client.apply.modules import find_module
 from runtime_client.errors import OptimizerBuiltTooEarly
 from runtime_client.fingerprint import iter_parameters
 
@@ -20,12 +23,15 @@ class AppliedPlan:
     model: nn.Module
     mesh: DeviceMesh
     decisions: Decisions
+    activation_offload: ActivationOffload | None = None
+    """Where the plan offloads activations, what does it."""
 
     def begin_micro_batch(self, index: int) -> None:
         """Say which micro-batch of the optimizer step comes next, counted from 0.
 
-        Matters only when the plan reduces gradients on the last micro-batch alone; without these calls such a
-        model reduces on every one: the same gradients up to rounding, at the cost of more communication.
+        Matters when the plan reduces only on the last micro-batch, in part or whole, or keeps units gathered
+        between micro-batches. Without these calls such a model reduces and reshards on every one: the same
+        gradients up to rounding, at the cost of more communication.
 
         Raises:
             IndexError: the plan has fewer micro-batches.
@@ -33,11 +39,33 @@ class AppliedPlan:
         count = self.decisions.num_micro_batches
         if not 0 <= index < count:
             raise IndexError(f"micro-batch {index} of a plan with {count} micro-batches per optimizer step")
-        if self.decisions.runtime.gradient_sync == "last_micro_batch":
-            is_last = index == count - 1
-            root = cast(FSDPModule, self.model)
-            root.set_requires_gradient_sync(is_last)
-            root.set_is_last_backward(is_last)
+        is_last = index == count - 1
+        match self.decisions.runtime.gradient_sync:
+            case GradientSync.LAST_MICRO_BATCH:
+                self._root.set_requires_gradient_sync(is_last)
+            case GradientSync.ALL_REDUCE_ON_LAST:
+                self._root.set_requires_all_reduce(is_last)
+            case GradientSync.EVERY_MICRO_BATCH:
+                pass
+        for unit in self.decisions.units:
+            if not unit.reshard_after_backward:
+                module = find_module(self.model, unit.modules[0], where="decisions.units")
+                cast(FSDPModule, module).set_reshard_after_backward(is_last, recurse=False)
+
+    def after_optimizer_step(self) -> None:
+        """Say that the optimizer has stepped; call it right after, before anything else is launched.
+
+        Where the plan has `post_optimizer_event` the gathers of the next step then wait for the optimizer alone,
+        not for what was launched since. Without this call they wait for all of it.
+        """
+        if self.decisions.runtime.post_optimizer_event:
+            event = torch.get_device_module(self.mesh.device_type).Event()
+            event.record()
+            self._root.set_post_optim_event(event)
+
+    @property
+    def _root(self) -> FSDPModule:
+        return cast(FSDPModule, self.model)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that was built before sharding; it would silently train nothing.

@@ -7,10 +7,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from planner.schema import MeshPlan, Plan, PlanBody
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.decisions import check_units, shard
+from runtime_client.apply.knob_checks import check_supported
 from runtime_client.apply.model_checks import check_fingerprint, check_not_sharded
 from runtime_client.apply.plan_checks import (
     check_client_features,
-    check_supported,
     check_torch_version,
     check_world,
     feasible_decisions,
@@ -51,7 +51,7 @@ def apply_plan(
     check_world(body, decisions, mesh)
     check_not_sharded(model)
     if require_fingerprint:
-        check_fingerprint(model, body)
+        check_fingerprint(model, body.model_fingerprint)
     check_units(model, decisions)
     return shard(model, decisions, mesh or _build_mesh(decisions.mesh, device_type))
 

@@ -2,21 +2,19 @@
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from planner.schema import ActivationPolicy, Decisions, DType, UnitPlan
+from planner.schema import Decisions, DType, StateTier, UnitPlan
+from runtime_client.apply.activation_offload import check_offloading, offload_activations
 from runtime_client.apply.applied import AppliedPlan
-from runtime_client.apply.model_checks import (
-    check_checkpointing,
-    check_not_sharded,
-    check_parameters,
-    is_checkpointed,
-)
-from runtime_client.apply.modules import find_module, replace_module
-from runtime_client.apply.plan_checks import check_mesh, check_supported
+from runtime_client.apply.checkpointing import check_checkpointing, checkpoint
+from runtime_client.apply.knob_checks import check_supported
+from runtime_client.apply.model_checks import check_not_sharded, check_parameters
+from runtime_client.apply.modules import find_module
+from runtime_client.apply.plan_checks import check_mesh
 from runtime_client.apply.prefetch import check_prefetch, set_prefetch
+from runtime_client.apply.shard_dims import ShardPlacement, check_shard_dims, shard_placement
 from runtime_client.apply.units import resolve_units
 
 
@@ -43,27 +41,27 @@ def apply_decisions(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) ->
 
 def check_units(model: nn.Module, decisions: Decisions) -> None:
     """What the decisions name must be in the model, and must be something that FSDP2 can do to it."""
-    check_parameters(resolve_units(model, decisions))
+    units = resolve_units(model, decisions)
+    check_parameters(units)
+    check_shard_dims(units, decisions)
     check_checkpointing(model, decisions)
+    check_offloading(decisions)
     check_prefetch(decisions)
 
 
 def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
     """Carry out checked decisions."""
-    _checkpoint_activations(model, decisions)
+    placement = shard_placement(model, decisions)
+    offload = offload_activations(model, decisions, mesh.device_type)
+    for activation in decisions.activations:
+        checkpoint(model, activation)
     for unit in decisions.units:
-        _shard_unit(model, unit, mesh, _mixed_precision(decisions, unit))
+        _shard_unit(model, unit, mesh, _mixed_precision(decisions, unit), placement)
+    if offload is not None:
+        offload.watch_inputs(model)
     set_prefetch(model, decisions)
     _set_knobs(model, decisions)
-    return AppliedPlan(model=model, mesh=mesh, decisions=decisions)
-
-
-def _checkpoint_activations(model: nn.Module, decisions: Decisions) -> None:
-    for activation in decisions.activations:
-        if activation.policy is ActivationPolicy.FULL:
-            module = find_module(model, activation.module, where="decisions.activations")
-            if not is_checkpointed(module):
-                replace_module(model, module, checkpoint_wrapper(module, CheckpointImpl.NO_REENTRANT))
+    return AppliedPlan(model=model, mesh=mesh, decisions=decisions, activation_offload=offload)
 
 
 def _mixed_precision(decisions: Decisions, unit: UnitPlan) -> MixedPrecisionPolicy:
@@ -87,17 +85,37 @@ def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
     return found
 
 
-def _shard_unit(model: nn.Module, unit: UnitPlan, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+def _shard_unit(
+    model: nn.Module,
+    unit: UnitPlan,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    placement: ShardPlacement | None,
+) -> None:
     modules = [find_module(model, path, where="decisions.units") for path in unit.modules]
-    if len(modules) == 1:
-        fully_shard(modules[0], mesh=mesh, reshard_after_forward=unit.reshard_after_forward, mp_policy=policy)
-    else:
-        fully_shard(modules, mesh=mesh, reshard_after_forward=unit.reshard_after_forward, mp_policy=policy)
+    fully_shard(
+        modules[0] if len(modules) == 1 else modules,
+        mesh=mesh,
+        reshard_after_forward=unit.reshard_after_forward,
+        shard_placement_fn=placement,
+        mp_policy=policy,
+        offload_policy=_offload(unit, mesh),
+    )
+
+
+def _offload(unit: UnitPlan, mesh: DeviceMesh) -> OffloadPolicy:
+    """Host memory is pinned where there is a device to copy it to."""
+    if unit.parameter_tier is StateTier.DEVICE:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
 
 
 def _set_knobs(model: nn.Module, decisions: Decisions) -> None:
     assert isinstance(model, FSDPModule)
-    if decisions.runtime.reduce_scatter_max_input_buffers > 1:
-        model.set_reduce_scatter_max_input_buffers(decisions.runtime.reduce_scatter_max_input_buffers)
-    if decisions.runtime.separate_reduce_scatter_group:
+    runtime = decisions.runtime
+    if runtime.reduce_scatter_max_input_buffers > 1:
+        model.set_reduce_scatter_max_input_buffers(runtime.reduce_scatter_max_input_buffers)
+    if runtime.separate_reduce_scatter_group:
         model.set_separate_reduce_scatter_group(True)
+    if runtime.reduce_scatter_unused_params:
+        model.set_reduce_scatter_unused_params(True)

@@ -1,33 +1,48 @@
 """Checks of a live model against a plan. Nothing here changes the model."""
 
+import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, CheckpointWrapper
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed._composable.contract import _get_registry
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
-from planner.schema import ActivationPolicy, Decisions, PlanBody
-from runtime_client.apply.modules import find_module, inner_module, wrappers_of
 from runtime_client.apply.units import Unit
 from runtime_client.errors import (
     AlreadySharded,
-    ConflictingCheckpointing,
     FingerprintMismatch,
     MixedStorageDTypes,
     NonContiguousParameter,
     ScalarParameter,
+    ScriptedModule,
     TiedParameterSplit,
-    UnsupportedPlan,
+    UninitializedParameter,
 )
 from runtime_client.fingerprint import fingerprint, iter_parameters, storage_key, unwrapped_name
 
+_PARALLELISMS = ("replicate", "fsdp")
+"""Composable APIs of torch that take parameters away from `fully_shard`."""
+
 
 def check_not_sharded(model: nn.Module) -> None:
-    """Refuse a model that went through `fully_shard`, or has DTensor parameters from elsewhere."""
+    """Refuse a model whose parameters belong to other ranks already, or that cannot be looked at as it is.
+
+    Raises:
+        AlreadySharded: it went through `fully_shard` or another data parallelism, or has DTensor parameters.
+        ScriptedModule, UninitializedParameter: `fully_shard` would crash on it.
+    """
     for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
+        way = _other_parallelism(module)
+        if way is not None:
             raise AlreadySharded(
-                f"module {unwrapped_name(name)!r} went through fully_shard before. Apply a plan once, to a fresh "
+                f"module {unwrapped_name(name)!r} went through {way} before. Apply a plan once, to a fresh "
                 "model, and build the optimizer afterwards."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ScriptedModule(
+                f"module {unwrapped_name(name)!r} is a TorchScript module, which takes no hooks. Apply the plan to "
+                "the module that was scripted."
             )
     for name, parameter in iter_parameters(model):
         if isinstance(parameter, DTensor):
@@ -35,14 +50,28 @@ def check_not_sharded(model: nn.Module) -> None:
                 f"parameter {name!r} is a DTensor already; plans over other parallelisms cannot be applied. Apply "
                 "the plan to the model before any other sharding."
             )
+        if is_lazy(parameter):
+            raise UninitializedParameter(
+                f"parameter {name!r} has no shape yet. Run the lazy modules once, or give them their input sizes."
+            )
 
 
-def check_fingerprint(model: nn.Module, body: PlanBody) -> None:
+def _other_parallelism(module: nn.Module) -> str | None:
+    if isinstance(module, FSDPModule):
+        return "fully_shard"
+    for wrapper in (FullyShardedDataParallel, DistributedDataParallel):
+        if isinstance(module, wrapper):
+            return wrapper.__name__
+    applied = _get_registry(module) or {}
+    return next((name for name in applied if name in _PARALLELISMS), None)
+
+
+def check_fingerprint(model: nn.Module, planned: str) -> None:
     """The model must be the one that was described."""
     found = fingerprint(model)
-    if found != body.model_fingerprint:
+    if found != planned:
         raise FingerprintMismatch(
-            f"model_fingerprint is {body.model_fingerprint}, but this model is {found}: names, shapes, element "
+            f"model_fingerprint is {planned}, but this model is {found}: names, shapes, element "
             "types, requires_grad, ties or module classes differ from the model that was described. Describe this "
             "model and plan again."
         )
@@ -55,47 +84,6 @@ def check_parameters(units: list[Unit]) -> None:
         _check_storage_dtypes(unit)
     for unit in units:
         _check_shapes(unit)
-
-
-def check_checkpointing(model: nn.Module, decisions: Decisions) -> None:
-    """The plan alone decides about activations, so checkpointing that is already there must agree with it."""
-    full: set[int] = set()
-    for index, activation in enumerate(decisions.activations):
-        where = f"decisions.activations[{index}].module"
-        module = find_module(model, activation.module, where=where)
-        if activation.policy is not ActivationPolicy.FULL:
-            continue
-        if not activation.module:
-            raise UnsupportedPlan(f"{where}: the root cannot be checkpointed as a whole. List its blocks instead.")
-        if type(inner_module(module)).forward is nn.Module.forward:
-            raise UnsupportedPlan(f"{where}: {activation.module!r} has no forward. List its children instead.")
-        full.add(id(inner_module(module)))
-    for name, module in model.named_modules():
-        _check_own_checkpointing(unwrapped_name(name), module, full)
-
-
-def _check_own_checkpointing(name: str, module: nn.Module, full: set[int]) -> None:
-    if getattr(module, "gradient_checkpointing", False) is True:
-        raise ConflictingCheckpointing(
-            f"module {name!r} has gradient_checkpointing switched on. Switch it off "
-            "(gradient_checkpointing_disable()); the plan decides what to recompute."
-        )
-    if not isinstance(module, CheckpointWrapper):
-        return
-    if module.checkpoint_impl is not CheckpointImpl.NO_REENTRANT:
-        raise ConflictingCheckpointing(
-            f"module {name!r} is checkpointed with the reentrant variant; remove its wrapper."
-        )
-    if id(inner_module(module)) not in full:
-        raise ConflictingCheckpointing(
-            f"module {name!r} is wrapped in a checkpoint, but the plan keeps its activations. Remove the wrapper; "
-            "the plan decides what to recompute."
-        )
-
-
-def is_checkpointed(module: nn.Module) -> bool:
-    """Whether a checkpoint wrapper is among the wrappers of a module."""
-    return any(isinstance(wrapper, CheckpointWrapper) for wrapper in wrappers_of(module))
 
 
 def _check_ties(units: list[Unit]) -> None:

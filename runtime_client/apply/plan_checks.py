@@ -3,9 +3,8 @@
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
-from planner.schema import ActivationPolicy, Decisions, Plan, PlanBody, StateTier
+from planner.schema import Decisions, Plan, PlanBody
 from runtime_client.apply.versions import satisfies
 from runtime_client.errors import (
     InfeasiblePlan,
@@ -14,7 +13,6 @@ from runtime_client.errors import (
     PlanIdentityMismatch,
     ProcessGroupMissing,
     TorchVersionMismatch,
-    UnsupportedPlan,
     WorldSizeMismatch,
 )
 from runtime_client.features import CLIENT_FEATURES
@@ -64,52 +62,6 @@ def check_client_features(body: PlanBody) -> None:
             f"requires.client_features: this client cannot apply {', '.join(missing)}. Upgrade it, or plan again "
             f"with client_features = {[str(feature) for feature in CLIENT_FEATURES]}."
         )
-
-
-def check_supported(decisions: Decisions) -> None:
-    """Refuse decisions that this client, or the installed torch, cannot carry out."""
-    remedy = "Plan again with the client_features of this client."
-    if decisions.layouts:
-        raise UnsupportedPlan(f"decisions.layouts: ragged layouts cannot be applied. {remedy}")
-    for index, unit in enumerate(decisions.units):
-        where = f"decisions.units[{index}]"
-        if unit.layout is not None:
-            raise UnsupportedPlan(f"{where}.layout: ragged layouts cannot be applied. {remedy}")
-        for field, tier in (("parameter_tier", unit.parameter_tier), ("optimizer_tier", unit.optimizer_tier)):
-            if tier is not StateTier.DEVICE:
-                raise UnsupportedPlan(f"{where}.{field}: offload to {tier} cannot be applied. {remedy}")
-        _check_reshard(unit.reshard_after_forward, decisions.mesh.shard, f"{where}.reshard_after_forward")
-    for index, activation in enumerate(decisions.activations):
-        if activation.policy not in (ActivationPolicy.NONE, ActivationPolicy.FULL):
-            raise UnsupportedPlan(
-                f"decisions.activations[{index}].policy: {activation.policy} checkpointing of "
-                f"{activation.module!r} cannot be applied. {remedy}"
-            )
-    _check_knobs(decisions)
-
-
-def _check_reshard(value: bool | int | None, shard: int, where: str) -> None:
-    if isinstance(value, bool) or value is None:
-        return
-    if not 1 < value < shard or shard % value:
-        raise UnsupportedPlan(
-            f"{where} is {value}, which is not a divisor of the shard degree {shard} between 1 and {shard}. "
-            "Use true, false or such a divisor."
-        )
-
-
-def _check_knobs(decisions: Decisions) -> None:
-    needed = []
-    if decisions.runtime.reduce_scatter_max_input_buffers > 1:
-        needed.append(("reduce_scatter_max_input_buffers", "set_reduce_scatter_max_input_buffers"))
-    if decisions.runtime.separate_reduce_scatter_group:
-        needed.append(("separate_reduce_scatter_group", "set_separate_reduce_scatter_group"))
-    for field, method in needed:
-        if not hasattr(FSDPModule, method):
-            raise UnsupportedPlan(
-                f"decisions.runtime.{field}: torch {torch.__version__} has no {method}. Upgrade torch, or plan "
-                "again with workload.torch_version set to the installed one."
-            )
 
 
 def check_world(body: PlanBody, decisions: Decisions, mesh: DeviceMesh | None) -> None:

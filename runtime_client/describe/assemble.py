@@ -8,6 +8,7 @@ from planner.schema.model import LOSS_PATH, Call, CallKind, CallRole, SharedTens
 from planner.schema.polynomial import Polynomial
 from runtime_client.describe.errors import DifferentTraces
 from runtime_client.describe.fit import Fitter, PointSet, without_dominated
+from runtime_client.describe.parts import TracedParts
 from runtime_client.describe.point import PointCall, PointTrace
 from runtime_client.describe.prepare import unused_name
 
@@ -22,15 +23,15 @@ class Body:
     inputs_bytes: Polynomial
 
 
-def assemble(point_set: PointSet, traces: Sequence[PointTrace]) -> Body:
-    """Fit every quantity and store equal calls once.
+def assemble(point_set: PointSet, traces: Sequence[PointTrace], parts: TracedParts | None = None) -> Body:
+    """Fit every quantity and store equal calls once, with their parts.
 
     Raises:
         DifferentTraces: the points do not run the same operations.
         NotPolynomial: a quantity is no combination of the terms of `point_set`.
     """
     fitter = Fitter(point_set)
-    _require_equal_paths(traces)
+    require_equal_ops(traces)
     columns = [
         (index, column)
         for index, column in enumerate(zip(*(trace.calls for trace in traces), strict=True))
@@ -38,14 +39,22 @@ def assemble(point_set: PointSet, traces: Sequence[PointTrace]) -> Body:
     ]
     new_index = {index: position for position, (index, _) in enumerate(columns)}
     fitted: dict[tuple[CallKind, ...], CallKind] = {}
-    called = [(column[0].path, _kind(fitter, column, fitted)) for _, column in columns]
+    called = [
+        (column[0].path, _with_parts(_kind(fitter, column, fitted), index, parts)) for index, column in columns
+    ]
     names = _names(called)
     return Body(
-        kinds={name: kind for kind, name in names.items()},
+        kinds={name: kind for kind, name in names.items()} | (dict(parts.kinds) if parts is not None else {}),
         calls=tuple(Call(path=path, kind=names[kind]) for path, kind in called),
         shared=_shared(fitter, traces, new_index),
         inputs_bytes=fitter.merge([trace.inputs_bytes for trace in traces], "", "inputs"),
     )
+
+
+def _with_parts(kind: CallKind, index: int, parts: TracedParts | None) -> CallKind:
+    if parts is None or index not in parts.calls:
+        return kind
+    return kind.model_copy(update={"parts": parts.calls[index]})
 
 
 def wished_name(path: str, role: CallRole) -> str:
@@ -70,11 +79,21 @@ def _names(called: Sequence[tuple[str, CallKind]]) -> dict[CallKind, str]:
 
 
 def _kind(fitter: Fitter, column: Sequence[PointCall], fitted: dict[tuple[CallKind, ...], CallKind]) -> CallKind:
-    _require_equal_ops(column)
     kinds = tuple(call.kind for call in column)
     if kinds not in fitted:
         fitted[kinds] = without_dominated(fitter.merge(kinds, column[0].path))
     return fitted[kinds]
+
+
+def require_equal_ops(traces: Sequence[PointTrace]) -> None:
+    """Refuse traces that do not run the same operations in the same calls.
+
+    Raises:
+        DifferentTraces: they do not.
+    """
+    _require_equal_paths(traces)
+    for column in zip(*(trace.calls for trace in traces), strict=True):
+        _require_equal_ops_of_call(column)
 
 
 def _require_equal_paths(traces: Sequence[PointTrace]) -> None:
@@ -88,7 +107,7 @@ def _require_equal_paths(traces: Sequence[PointTrace]) -> None:
             )
 
 
-def _require_equal_ops(column: Sequence[PointCall]) -> None:
+def _require_equal_ops_of_call(column: Sequence[PointCall]) -> None:
     for call in column[1:]:
         for one, other in zip(column[0].ops, call.ops, strict=True):
             if one != other:

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from planner.schema.base import DType
 from planner.schema.model import CallRole, RegionKind
+from runtime_client.describe.ops import OpFacts
+from runtime_client.describe.passing import Passage
 
 
 class Pass(StrEnum):
@@ -23,6 +25,20 @@ class WorkCount:
     flops: int = 0
     moved_bytes: int = 0
     num_kernels: int = 0
+
+    def add(self, flops: int, moved_bytes: int) -> None:
+        """Count one kernel."""
+        self.flops += flops
+        self.moved_bytes += moved_bytes
+        self.num_kernels += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpUse:
+    """An operation and all work that it does in one pass."""
+
+    facts: OpFacts
+    work: WorkCount = field(default_factory=WorkCount)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,13 +75,17 @@ class CallTrace:
         index: place in the forward.
         path: module path; a container's for glue.
         role: what it is.
-        ops: operations of the forward with their regions; recomputation repeats a prefix of them.
+        ops: operations of the forward with their regions; recomputation repeats a prefix of them, without those
+            whose outputs it finds kept.
         kernel_ops: operations that launch kernels, by pass.
+        op_uses: kernels of the forward by operation (overloads, as `aten.mm.default`).
         forward, backward: moments in order.
         gradient_order: relative names of parameters as their gradients complete.
         boundary_bytes: bytes of its tensor inputs and outputs.
-        passes_through: its output is a tensor like its first argument.
+        passage: what can stand for it where its trace is known.
         num_allocated: storages that its forward has made.
+        live_after_forward, live_after_backward: activation-like bytes alive when the next call's begins.
+        turns: for each container that it runs in, how often that had started.
     """
 
     index: int
@@ -74,6 +94,7 @@ class CallTrace:
     regions: list[RegionTrace] = field(default_factory=list)
     ops: list[tuple[str, int]] = field(default_factory=list)
     kernel_ops: dict[Pass, list[str]] = field(default_factory=lambda: {step: [] for step in Pass})
+    op_uses: dict[str, OpUse] = field(default_factory=dict)
     forward: list[MomentTrace] = field(default_factory=list)
     backward: list[MomentTrace] = field(default_factory=list)
     gradient_order: list[str] = field(default_factory=list)
@@ -81,8 +102,11 @@ class CallTrace:
     input_requires_grad: bool = False
     output_requires_grad: bool = False
     boundary_bytes: int = 0
-    passes_through: bool = False
+    passage: Passage | None = None
     num_allocated: int = 0
+    live_after_forward: int = 0
+    live_after_backward: int = 0
+    turns: dict[str, int] = field(default_factory=dict)
 
     @property
     def has_work(self) -> bool:
@@ -112,12 +136,12 @@ class CallTrace:
             self.regions.append(RegionTrace(module="", kind=RegionKind.OTHER))
 
     def relative(self, name: str) -> str:
-        """A full name without the path of this call."""
+        """A full name without the path of this call; the loss has full names."""
         return name.removeprefix(f"{self.path}.") if self.path else name
 
     def owns(self, name: str) -> bool:
-        """Whether a full name lies at or below the path of this call."""
-        return not self.path or name.startswith(f"{self.path}.")
+        """Whether a full name lies at or below the path of this call; the loss may use any module."""
+        return not self.path or self.role is CallRole.LOSS or name.startswith(f"{self.path}.")
 
 
 def _num_kernels(region: RegionTrace) -> int:

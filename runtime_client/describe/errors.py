@@ -31,9 +31,9 @@ class RepeatedModule(NotDescribable):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"module {path!r} runs more than once in one forward, as in ALBERT: weights shared over depth would be "
-            "gathered and reduced once for each run, which a plan does not model; give each run its own module, or "
-            "call the module inside one block"
+            f"module {path!r} runs more than once in one forward, inside a model that has no list of blocks, as "
+            "ALBERT: put the module that is repeated into a ModuleList, once for each run, and call its items, or "
+            "give each run a module of its own"
         )
 
 
@@ -61,6 +61,12 @@ class AbsurdActivations(NotDescribable):
             f"{limit_bytes / 2**30:.3g} GiB (64 times its inputs, outputs and parameters): its kernels copy "
             'parameters per token, as batched_mm does for experts; set experts_implementation="grouped_mm"'
         )
+
+
+class HiddenWorkspace(NotDescribable):
+    """An operation that needs memory which a trace does not show, at a moment that it does not show."""
+
+    code = "hidden_workspace"
 
 
 class DifferentTraces(NotDescribable):

@@ -18,6 +18,8 @@ class FrontierModule:
     path: str
     module: nn.Module
     role: CallRole
+    may_repeat: bool = False
+    """One forward may run it several times; each run is a call."""
 
     @property
     def is_container(self) -> bool:
@@ -38,7 +40,7 @@ def find_frontier(root: nn.Module) -> tuple[FrontierModule, ...]:
 def _descend(path: str, module: nn.Module) -> Iterator[FrontierModule]:
     block_classes = _block_classes(module)
     if not block_classes and not any(_block_classes(child) for child in module.modules()):
-        yield FrontierModule(path=path, module=module, role=_role(path, module))
+        yield FrontierModule(path=path, module=module, role=_role(path, module), may_repeat=True)
         return
     yield FrontierModule(path=path, module=module, role=CallRole.GLUE)
     for name, child in module._modules.items():
@@ -46,7 +48,7 @@ def _descend(path: str, module: nn.Module) -> Iterator[FrontierModule]:
             continue
         child_path = f"{path}.{name}" if path else name
         if block_classes and _is_block(module, child, block_classes):
-            yield FrontierModule(path=child_path, module=child, role=CallRole.BLOCK)
+            yield FrontierModule(path=child_path, module=child, role=CallRole.BLOCK, may_repeat=True)
         else:
             yield from _descend(child_path, child)
 
@@ -60,7 +62,8 @@ def _is_block(parent: nn.Module, child: nn.Module, block_classes: frozenset[type
 def _block_classes(module: nn.Module) -> frozenset[type[nn.Module]]:
     if not isinstance(module, _LISTS):
         return frozenset()
-    counts = Counter(type(child) for child in module.children() if _has_parts(child))
+    children = [child for child in module._modules.values() if child is not None]
+    counts = Counter(type(child) for child in children if _has_parts(child))
     return frozenset(cls for cls, count in counts.items() if count >= 2)
 
 

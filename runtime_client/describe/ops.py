@@ -12,9 +12,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from planner.schema.model import RegionKind
 
+_CHUNKED_LOSS = "_linear_cross_entropy_batch_chunked"
 _KINDS = (
     (RegionKind.GROUPED_MATMUL, ("_grouped_mm", "_scaled_grouped_mm")),
-    (RegionKind.MATMUL, ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv", "addmv")),
+    (RegionKind.MATMUL, ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "dot", "mv", "addmv", _CHUNKED_LOSS)),
     (RegionKind.CONVOLUTION, ("convolution", "convolution_backward")),
     (RegionKind.EMBEDDING, ("embedding", "embedding_dense_backward", "embedding_renorm_", "_embedding_bag")),
     (RegionKind.NORM, ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm")),
@@ -37,22 +38,26 @@ class OpFacts:
 
     Attributes:
         name: e.g. `aten.mm`.
+        overload: e.g. `aten.mm.default`.
         kind: region kind, or None where the module around decides.
         is_view: it launches nothing: its outputs are its inputs seen differently.
         mutates: it writes to an input.
         allocates_only: it makes memory without a kernel.
         is_lookup: it reads of its first input as much as it returns.
         host_sync: the host waits for its result.
+        is_random: it draws random numbers; fused attention only does with dropout.
         num_flops: FLOPs from arguments and result, where the operation has any.
     """
 
     name: str
+    overload: str
     kind: RegionKind | None
     is_view: bool
     mutates: bool
     allocates_only: bool
     is_lookup: bool
     host_sync: bool
+    is_random: bool
     num_flops: Callable[..., int] | None
 
 
@@ -64,12 +69,14 @@ def facts_of(op: OpOverload) -> OpFacts:
     forward_name = base.removesuffix("_backward") if base not in _KIND_OF_OP else base
     return OpFacts(
         name=str(op.overloadpacket),
+        overload=str(op),
         kind=RegionKind.ATTENTION if is_attention else _KIND_OF_OP.get(forward_name),
         is_view=op.is_view or base in _VIEWS,
         mutates=op._schema.is_mutable,
         allocates_only=base in _ALLOCATIONS,
         is_lookup=base in _LOOKUPS,
         host_sync=base == "_local_scalar_dense",
+        is_random=torch.Tag.nondeterministic_seeded in op.tags,
         num_flops=_flop_formula(op, base),
     )
 
@@ -132,8 +139,15 @@ def _cpu_flash_backward_flops(args: tuple[Any, ...], kwargs: dict[str, Any], out
     return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
 
 
+def _chunked_loss_flops(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:  # noqa: ANN401
+    """Logits, and both gradients where they are computed (the third and second last arguments)."""
+    num_products = 1 + bool(args[-3]) + bool(args[-2])
+    return int(num_products * 2 * args[0].numel() * args[1].shape[0])
+
+
 _EXTRA_FORMULAS: dict[str, Callable[..., int]] = {
     "_grouped_mm": _grouped_mm_flops,
+    _CHUNKED_LOSS: _chunked_loss_flops,
     "_scaled_dot_product_flash_attention_for_cpu": _cpu_flash_flops,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_flash_backward_flops,
 }

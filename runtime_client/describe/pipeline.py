@@ -7,12 +7,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.schema.base import DType
 from planner.schema.model import ModelDescription, TracePoint
-from runtime_client.describe.assemble import assemble, wished_name
+from runtime_client.describe.assemble import assemble, require_equal_ops, wished_name
 from runtime_client.describe.errors import DifferentTraces, NotPolynomial
 from runtime_client.describe.example import TrainingExample
 from runtime_client.describe.fit import PointSet, fixed_batch_points, general_points
 from runtime_client.describe.frontier import find_frontier
 from runtime_client.describe.kernels import ZeroScalars
+from runtime_client.describe.parts import trace_parts
 from runtime_client.describe.point import PointTrace, refuse_absurd_activations, trace_point
 from runtime_client.describe.prepare import (
     RegisteredParameters,
@@ -23,6 +24,7 @@ from runtime_client.describe.prepare import (
 )
 from runtime_client.describe.run import RunTrace, Subject, run
 from runtime_client.describe.sample import completed, skippable_blocks
+from runtime_client.describe.selective import with_selective
 from runtime_client.fingerprint import tree_sha256
 
 
@@ -64,8 +66,9 @@ def describe(
             param_dtype=param_dtype,
             paths={module: path for path, module in example.model.named_modules()},
         )
-        point_set, traces = _trace_near(subject, micro_batch, sequence, registered)
-    body = assemble(point_set, traces)
+        point_set, traces, skippable = _trace_near(subject, micro_batch, sequence, registered)
+        parts = trace_parts(subject, traces, point_set, skippable)
+    body = assemble(point_set, traces, parts)
     return ModelDescription(
         name=name,
         parameter_sets=registered.parameter_sets,
@@ -84,25 +87,27 @@ def describe(
 
 def _trace_near(
     subject: Subject, micro_batch: int, sequence: int, registered: RegisteredParameters
-) -> tuple[PointSet, list[PointTrace]]:
+) -> tuple[PointSet, list[PointTrace], frozenset[str]]:
     general = general_points(micro_batch, sequence)
     base, plain = _trace_all(subject, general.points[0])
     refuse_absurd_activations(base, plain, _parameter_bytes(registered, subject.param_dtype))
     skipped = skippable_blocks(base, plain)
+    one_of_each = skippable_blocks(base, plain, num_first=1, num_last=0)
     traces = {general.points[0]: base}
 
     def trace(point_set: PointSet) -> list[PointTrace]:
         for point in point_set.points:
             if point not in traces:
                 traces[point] = _trace(subject, point, base, skipped)
+                require_equal_ops([base, traces[point]])
         return [traces[point] for point in point_set.points]
 
     try:
         assemble(general, trace(general))
+        point_set = general
     except (DifferentTraces, NotPolynomial):
-        fixed = fixed_batch_points(micro_batch, sequence)
-        return fixed, trace(fixed)
-    return general, trace(general)
+        point_set = fixed_batch_points(micro_batch, sequence)
+    return point_set, with_selective(subject, point_set, trace(point_set), plain), one_of_each
 
 
 def _trace(subject: Subject, point: TracePoint, base: PointTrace, skipped: frozenset[str]) -> PointTrace:

@@ -4,15 +4,18 @@
 autograd nodes pack it and, under full checkpointing, the block whose argument it is. A storage kept by one call
 belongs to it; kept by several under any policy it is shared, so that each mix of policies counts it once. One that
 nobody saves but something still holds is kept by the call that made it. A moment of a call is everything alive less
-what earlier calls keep, so that the sum over calls gives back exactly what was alive. Only a storage that is shared
-under full checkpointing alone, as position biases that blocks hand on, is counted without it too.
+what earlier calls keep, so that the sum over calls gives back exactly what was alive. A shared storage that only
+one policy keeps, as the position biases that blocks hand on, says so (`kept_by`); where policies are mixed it
+counts as kept throughout, once too often in moments of blocks that do not keep it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.schema.model import (
     CallKind,
     CallRole,
+    KeptBy,
     Liveness,
     Moment,
     Region,
@@ -53,7 +56,7 @@ class PointTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ledger:
+class Ledger:
     """Which call keeps which storage, under one policy; `own` is indexed by call."""
 
     own: list[list[Storage]]
@@ -70,16 +73,16 @@ def trace_point(point: TracePoint, plain: RunTrace, checkpointed: RunTrace | Non
     runs = [plain] if checkpointed is None else [plain, checkpointed]
     _require_equal_calls(runs)
     shared = _shared(runs)
-    plain_ledger = _ledger(plain, None, shared)
-    full_ledger = _ledger(checkpointed, plain_ledger, shared) if checkpointed is not None else None
+    plain_ledger = ledger_of(plain, shared)
+    full_ledger = None if checkpointed is None else ledger_of(checkpointed, shared, _sizes(plain_ledger.own))
     calls = []
     for index, call in enumerate(plain.calls):
         again = checkpointed.calls[index] if checkpointed is not None else None
         full = None
         if again is not None and full_ledger is not None and call.role is CallRole.BLOCK:
-            full = _liveness(again, full_ledger)
-        calls.append(_point_call(call, again, _liveness(call, plain_ledger), full))
-    inputs_bytes = _constant(plain.inputs_bytes)
+            full = liveness_of(again, full_ledger)
+        calls.append(point_call(call, again, liveness_of(call, plain_ledger), full))
+    inputs_bytes = constant(plain.inputs_bytes)
     return PointTrace(point=point, calls=tuple(calls), shared=shared, inputs_bytes=inputs_bytes)
 
 
@@ -123,44 +126,74 @@ def _shared(runs: list[RunTrace]) -> dict[Label, SharedTensor]:
         for storage in run.kept:
             savers.setdefault(storage.label, set()).update(storage.savers)
             sizes[storage.label] = storage.size_bytes
+    kept = [{storage.label for storage in run.kept} for run in runs]
     return {
-        label: SharedTensor(size_bytes=_constant(sizes[label]), first_call=min(calls), last_call=max(calls))
+        label: SharedTensor(
+            size_bytes=constant(sizes[label]),
+            first_call=min(calls),
+            last_call=max(calls),
+            kept_by=_kept_by(label in kept[0], label in kept[-1]),
+        )
         for label, calls in sorted(savers.items())
         if len(calls) > 1
     }
 
 
-def _ledger(run: RunTrace, plain: _Ledger | None, shared: dict[Label, SharedTensor]) -> _Ledger:
+def _kept_by(plain: bool, checkpointed: bool) -> KeptBy:
+    if plain and checkpointed:
+        return KeptBy.BOTH
+    return KeptBy.NONE if plain else KeptBy.FULL
+
+
+def ledger_of(run: RunTrace, shared: dict[Label, SharedTensor], plain_bytes: Sequence[int] | None = None) -> Ledger:
+    """Sort what a run keeps by call. Where several keep a storage that is not shared, each has it.
+
+    Args:
+        run: the run.
+        shared: storages that count once.
+        plain_bytes: what each call keeps for itself without checkpointing. Calls that are no blocks are described
+            by that alone, so it says what they keep.
+    """
     own: list[list[Storage]] = [[] for _ in run.calls]
     for storage in run.kept:
         if storage.label not in shared:
-            own[next(iter(storage.savers))].append(storage)
-    if plain is not None:
-        # Calls that are no blocks are described by the plain run alone, so it says what they keep.
-        own = [own[call.index] if call.role is CallRole.BLOCK else plain.own[call.index] for call in run.calls]
-    kept = [sum(storage.size_bytes for storage in storages) for storages in own]
+            for index in storage.savers:
+                own[index].append(storage)
+    kept = _sizes(own)
+    if plain_bytes is not None:
+        kept = [kept[call.index] if call.role is CallRole.BLOCK else plain_bytes[call.index] for call in run.calls]
     alive = {storage.label for storage in run.kept}
     for label, tensor in shared.items():
         kept[tensor.first_call] += int(tensor.size_bytes.one) if label in alive else 0
-    return _Ledger(own=own, kept_before=[sum(kept[:index]) for index in range(len(kept))])
+    return Ledger(own=own, kept_before=[sum(kept[:index]) for index in range(len(kept))])
 
 
-def _liveness(call: CallTrace, ledger: _Ledger) -> Liveness:
+def _sizes(own: list[list[Storage]]) -> list[int]:
+    return [sum(storage.size_bytes for storage in storages) for storages in own]
+
+
+def liveness_of(call: CallTrace, ledger: Ledger) -> Liveness:
+    """What a call keeps and needs in one run, less what the ledger says that earlier calls keep."""
     saved = sorted(ledger.own[call.index], key=lambda storage: storage.label)
     before = ledger.kept_before[call.index]
+    kept = before + sum(storage.size_bytes for storage in saved)
+    if call.index + 1 < len(ledger.kept_before):
+        kept = max(kept, ledger.kept_before[call.index + 1])  # shared storages that the call is the first to keep
     return Liveness(
         saved=tuple(_saved_tensor(storage, call) for storage in saved),
         forward=tuple(_moment(moment, call, before) for moment in call.forward),
         backward=tuple(_moment(moment, call, before) for moment in call.backward),
+        after_forward=constant(max(0, call.live_after_forward - kept)),
+        after_backward=constant(max(0, call.live_after_backward - before)),
     )
 
 
 def _saved_tensor(storage: Storage, call: CallTrace) -> SavedTensor:
     made_inside = storage.label[0] == call.index
     return SavedTensor(
-        size_bytes=_constant(storage.size_bytes),
+        size_bytes=constant(storage.size_bytes),
         op=storage.op if made_inside else "",
-        region=_existing(storage.savers[call.index], call),
+        region=_existing(storage.savers.get(call.index, 0), call),
         from_input=not made_inside,
     )
 
@@ -168,7 +201,7 @@ def _saved_tensor(storage: Storage, call: CallTrace) -> SavedTensor:
 def _moment(moment: MomentTrace, call: CallTrace, kept_before: int) -> Moment:
     return Moment(
         region=_existing(moment.region, call),
-        live_bytes=_constant(moment.live_bytes - kept_before),
+        live_bytes=constant(moment.live_bytes - kept_before),
         num_gradients=moment.num_gradients,
     )
 
@@ -177,7 +210,8 @@ def _existing(region: int, call: CallTrace) -> int:
     return min(region, len(call.regions) - 1)
 
 
-def _point_call(call: CallTrace, again: CallTrace | None, none: Liveness, full: Liveness | None) -> PointCall:
+def point_call(call: CallTrace, again: CallTrace | None, none: Liveness, full: Liveness | None) -> PointCall:
+    """A call from its traces without (`call`) and with (`again`) checkpointing."""
     recomputed = again if full is not None and again is not None else call
     regions = tuple(
         _region(region, other.works[Pass.RECOMPUTE])
@@ -211,18 +245,18 @@ def _region(region: RegionTrace, recompute: WorkCount) -> Region:
         module=region.module,
         kind=region.kind,
         dtype=region.dtype,
-        forward=_work(region.works[Pass.FORWARD]),
-        backward=_work(region.works[Pass.BACKWARD]),
-        recompute=_work(recompute),
+        forward=work_of(region.works[Pass.FORWARD]),
+        backward=work_of(region.works[Pass.BACKWARD]),
+        recompute=work_of(recompute),
         host_sync=region.host_sync,
     )
 
 
-def _work(count: WorkCount) -> Work:
-    return Work(
-        flops=_constant(count.flops), moved_bytes=_constant(count.moved_bytes), num_kernels=count.num_kernels
-    )
+def work_of(count: WorkCount) -> Work:
+    """Work at one point."""
+    return Work(flops=constant(count.flops), moved_bytes=constant(count.moved_bytes), num_kernels=count.num_kernels)
 
 
-def _constant(value: int) -> Polynomial:
+def constant(value: int) -> Polynomial:
+    """What a quantity is at one point."""
     return Polynomial(one=value)

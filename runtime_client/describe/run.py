@@ -1,26 +1,30 @@
 """Runs a prepared model once under the tracer, at one point and under one activation policy."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from planner.schema.base import DType
 from planner.schema.model import CallRole, TracePoint
-from runtime_client.describe.calls import CallTrace
+from runtime_client.describe.calls import CallTrace, Pass
 from runtime_client.describe.errors import NoParameters
 from runtime_client.describe.example import Inputs, TrainingExample, input_tensors
 from runtime_client.describe.frontier import FrontierModule
-from runtime_client.describe.kernels import AcceleratorKernels, eager_masks
+from runtime_client.describe.kernels import AcceleratorKernels, WideStatistics, eager_masks
+from runtime_client.describe.passing import Passage
 from runtime_client.describe.prepare import cast_inputs, distinct_bytes
 from runtime_client.describe.storages import Storage, Storages
 from runtime_client.describe.tracer import Tracer
 from runtime_client.describe.walk import ModuleWalk
+from runtime_client.saved_ops import selective_contexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class Subject:
     frontier: tuple[FrontierModule, ...]
     param_dtype: DType | None
     paths: dict[nn.Module, str] = field(default_factory=dict)
+    passages: dict[str, Passage] = field(default_factory=dict)
+    """What can stand for a call, by path; learnt in the first run that makes it."""
 
     @property
     def blocks(self) -> tuple[FrontierModule, ...]:
@@ -50,17 +56,25 @@ class RunTrace:
     kept: list[Storage]
     inputs_bytes: int
     """Tensor arguments, in their own types."""
+    attention_draws: bool = False
+    """Attention has dropout, so that its kernels draw random numbers."""
 
 
 def run(
-    subject: Subject, point: TracePoint, *, checkpointed: bool, skipped: frozenset[str] = frozenset()
+    subject: Subject,
+    point: TracePoint,
+    *,
+    checkpointed: bool,
+    saved_ops: Mapping[str, frozenset[str]] | None = None,
+    skipped: frozenset[str] = frozenset(),
 ) -> RunTrace:
     """Trace one forward and backward.
 
     Args:
         subject: the model.
         point: micro-batch and sequence length.
-        checkpointed: whether every block is fully checkpointed.
+        checkpointed: whether every block is checkpointed.
+        saved_ops: operations whose outputs checkpointed blocks keep, by path; blocks left out keep none.
         skipped: paths of blocks that let their input pass; their calls stay, empty.
 
     Raises:
@@ -71,25 +85,49 @@ def run(
         stack.enter_context(_without_collector())
         stack.enter_context(eager_masks())
         stack.enter_context(_passing(subject, skipped))
-        shells = stack.enter_context(_shells(subject, skipped)) if checkpointed else {}
-        return _traced(subject, inputs, shells)
+        kept = saved_ops or {}
+        shells = stack.enter_context(_shells(subject, skipped, kept)) if checkpointed else {}
+        return _traced(subject, inputs, shells, kept)
 
 
-def _traced(subject: Subject, inputs: Inputs, shells: dict[nn.Module, FrontierModule]) -> RunTrace:
+def _traced(
+    subject: Subject,
+    inputs: Inputs,
+    shells: dict[nn.Module, FrontierModule],
+    saved_ops: Mapping[str, frozenset[str]],
+) -> RunTrace:
     model = subject.example.model
     storages = Storages([*model.parameters(), *model.buffers(), *input_tensors(inputs)])
     in_shells = {item.module for item in shells.values()}
     frontier = {item.module: item for item in reversed(subject.frontier) if item.module not in in_shells}
     walk = ModuleWalk(subject.paths, frontier, shells, storages)
-    tracer = Tracer(walk, storages)
-    with walk.hooked(), tracer.gradients_of(_named_parameters(subject)), tracer:
-        _forward_and_backward(subject, inputs, tracer)
-    return RunTrace(calls=walk.calls, kept=tracer.kept, inputs_bytes=distinct_bytes(input_tensors(inputs)))
+    tracer = Tracer(walk, storages, saved_ops)
+    kernels = AcceleratorKernels()
+    watched = (walk.hooked(), tracer.gradients_of(_named_parameters(subject)))
+    with watched[0], watched[1], WideStatistics(), tracer:  # type: ignore[no-untyped-call]
+        _forward_and_backward(subject, inputs, tracer, kernels)
+    for call in walk.calls:
+        if call.passage is not None:
+            subject.passages.setdefault(call.path, call.passage)
+    _hand_down(walk.calls)
+    return RunTrace(
+        calls=walk.calls,
+        kept=tracer.kept,
+        inputs_bytes=distinct_bytes(input_tensors(inputs)),
+        attention_draws=kernels.attention_draws,
+    )
 
 
-def _forward_and_backward(subject: Subject, inputs: Inputs, tracer: Tracer) -> None:
+def _hand_down(calls: list[CallTrace]) -> None:
+    """What a call whose backward does nothing leaves alive is what the backward before it left."""
+    for later, call in pairwise(reversed(calls)):
+        if call.output_requires_grad and not (call.live_after_backward or call.kernel_ops[Pass.BACKWARD]):
+            call.live_after_backward = later.live_after_backward
+
+
+def _forward_and_backward(subject: Subject, inputs: Inputs, tracer: Tracer, kernels: AcceleratorKernels) -> None:
     with saved_tensors_hooks(tracer.pack, lambda tensor: tensor):
-        with AcceleratorKernels():
+        with kernels:
             output = _forward(subject, inputs)
             tracer.begin_loss()
             loss = subject.example.loss(output, *inputs)
@@ -116,42 +154,65 @@ def _named_parameters(subject: Subject) -> dict[str, nn.Parameter]:
 
 
 @contextmanager
-def _shells(subject: Subject, skipped: frozenset[str]) -> Iterator[dict[nn.Module, FrontierModule]]:
-    placed: dict[nn.Module, FrontierModule] = {}
+def _shells(
+    subject: Subject, skipped: frozenset[str], saved_ops: Mapping[str, frozenset[str]]
+) -> Iterator[dict[nn.Module, FrontierModule]]:
+    items = {item.module: item for item in subject.blocks if item.path not in skipped}
+    shells = {module: _shell(module, saved_ops.get(item.path, frozenset())) for module, item in items.items()}
     parents: list[tuple[nn.Module, str, nn.Module]] = []
-    for item in subject.blocks:
-        if item.path in skipped:
-            continue
-        parent_path, _, name = item.path.rpartition(".")
-        parent = subject.example.model.get_submodule(parent_path)
-        shell = checkpoint_wrapper(
-            item.module,
-            CheckpointImpl.NO_REENTRANT,
-            context_fn=_forward_and_recompute_contexts,
-            preserve_rng_state=False,
-            determinism_check="none",
-        )
-        shell.train(item.module.training)
-        parent._modules[name] = shell
-        parents.append((parent, name, item.module))
-        placed[shell] = item
+    for item in subject.frontier:
+        if item.module in shells:
+            parent_path, _, name = item.path.rpartition(".")
+            parent = subject.example.model.get_submodule(parent_path)
+            parent._modules[name] = shells[item.module]
+            parents.append((parent, name, item.module))
     try:
-        yield placed
+        yield {shells[module]: item for module, item in items.items()}
     finally:
         for parent, name, module in parents:
             parent._modules[name] = module
 
 
-def _forward_and_recompute_contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    return nullcontext(), AcceleratorKernels()
+def _shell(module: nn.Module, saved_ops: frozenset[str]) -> nn.Module:
+    shell = checkpoint_wrapper(
+        module,
+        CheckpointImpl.NO_REENTRANT,
+        context_fn=partial(_forward_and_recompute_contexts, saved_ops),
+        preserve_rng_state=False,
+        determinism_check="none",
+    )
+    return shell.train(module.training)
+
+
+def _forward_and_recompute_contexts(
+    saved_ops: frozenset[str],
+) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    if not saved_ops:
+        return nullcontext(), AcceleratorKernels()
+    keeping, finding = selective_contexts(sorted(saved_ops))
+    return keeping, _Both(AcceleratorKernels(), finding)
+
+
+class _Both(ExitStack):
+    """Two contexts as one. Holds them when left too, as a checkpoint does: the second has the kept outputs."""
+
+    def __init__(self, *contexts: AbstractContextManager[object]) -> None:
+        super().__init__()
+        self._contexts = contexts
+
+    def __enter__(self) -> Self:
+        for context in self._contexts:
+            self.enter_context(context)
+        return super().__enter__()
 
 
 @contextmanager
 def _passing(subject: Subject, skipped: frozenset[str]) -> Iterator[None]:
-    modules = [item.module for item in subject.blocks if item.path in skipped]
+    paths = sorted(skipped)
+    modules = [subject.example.model.get_submodule(path) for path in paths]
     before = [vars(module).get("forward") for module in modules]
-    for module in modules:
-        module.forward = _pass_first_argument
+    for path, module in zip(paths, modules, strict=True):
+        module.forward = subject.passages[path]
     try:
         yield
     finally:
@@ -160,10 +221,6 @@ def _passing(subject: Subject, skipped: frozenset[str]) -> Iterator[None]:
                 del module.forward
             else:
                 module.forward = forward
-
-
-def _pass_first_argument(first: Tensor, *_: object, **__: object) -> Tensor:
-    return first
 
 
 @contextmanager

@@ -4,6 +4,7 @@ The first point is traced with all blocks. At the others a block that equals oth
 first two and the last of its kind. Whatever does not fit together again then, has to be traced in full.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from planner.schema.model import CallRole, SharedTensor
@@ -15,17 +16,38 @@ _NUM_FIRST = 2
 _NUM_LAST = 1
 
 
-def skippable_blocks(base: PointTrace, plain: RunTrace) -> frozenset[str]:
-    """Paths of blocks whose trace at another point follows from that of an equal block."""
+def skippable_blocks(
+    base: PointTrace, plain: RunTrace, num_first: int = _NUM_FIRST, num_last: int = _NUM_LAST
+) -> frozenset[str]:
+    """Paths of blocks whose trace at another point follows from that of an equal block.
+
+    Args:
+        base: all calls at the first point.
+        plain: the run that they come from.
+        num_first: how many of each kind to trace all the same, from the first on.
+        num_last: likewise at the end.
+    """
+    passable = passable_blocks(base, plain)
+    return frozenset(
+        base.calls[index].path
+        for indices in _equal_calls(base).values()
+        for index in indices[num_first : len(indices) - num_last]
+        if index in passable
+    )
+
+
+def passable_blocks(base: PointTrace, plain: RunTrace) -> frozenset[int]:
+    """Calls of blocks that can be left out of a run: they run once, and what they make is nobody else's."""
     makers_of_shared = {label[0] for label in base.shared}
-    skipped: set[str] = set()
-    for indices in _equal_calls(base).values():
-        if base.calls[indices[0]].kind.role is not CallRole.BLOCK:
-            continue
-        for index in indices[_NUM_FIRST : len(indices) - _NUM_LAST]:
-            if plain.calls[index].passes_through and index not in makers_of_shared:
-                skipped.add(base.calls[index].path)
-    return frozenset(skipped)
+    num_runs = Counter(call.path for call in base.calls)
+    return frozenset(
+        index
+        for index, call in enumerate(base.calls)
+        if call.kind.role is CallRole.BLOCK
+        and plain.calls[index].passage is not None
+        and index not in makers_of_shared
+        and num_runs[call.path] == 1
+    )
 
 
 def completed(sample: PointTrace, base: PointTrace, skipped: frozenset[str]) -> PointTrace | None:

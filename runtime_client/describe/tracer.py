@@ -8,7 +8,7 @@ number; what they do belongs to the node before.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.schema.base import DType
 from planner.schema.model import LOSS_PATH, CallRole, RegionKind
-from runtime_client.describe.calls import CallTrace, MomentTrace, Pass
+from runtime_client.describe.calls import CallTrace, MomentTrace, OpUse, Pass
 from runtime_client.describe.errors import DataDependent, DifferentTraces
 from runtime_client.describe.ops import UNBOOKED, OpFacts, facts_of, moved_bytes, tensors_in
 from runtime_client.describe.storages import Storage, Storages
@@ -34,16 +34,25 @@ _KERNELS_TO_NAME = (RegionKind.ATTENTION, RegionKind.GROUPED_MATMUL)
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One forward and one backward. Use `forward`, `begin_loss`, `begin_backward` in this order, inside `with`."""
 
-    def __init__(self, walk: ModuleWalk, storages: Storages) -> None:
+    def __init__(self, walk: ModuleWalk, storages: Storages, saved_ops: Mapping[str, frozenset[str]]) -> None:
+        """Start before the forward.
+
+        Args:
+            walk: where the forward is.
+            storages: of the run.
+            saved_ops: operations whose outputs selectively checkpointed blocks keep, by path.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.walk = walk
         self.kept: list[Storage] = []
         """Storages alive when backward begins."""
         self._storages = storages
+        self._saved_ops = saved_ops
         self._node_ends: list[int] = []
         self._node_places: list[tuple[CallTrace, int]] = []
         self._place: tuple[CallTrace, int] | None = None
         self._num_recomputed: dict[int, int] = {}
+        self._in_backward_of: CallTrace | None = None
 
     def begin_loss(self) -> None:
         """The forward of the model is over, its loss begins."""
@@ -51,6 +60,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin_backward(self) -> None:
         """The loss is there and its backward begins; what is alive now is kept."""
+        self.walk.end()
         self.walk.in_backward = True
         for call in self.walk.calls:
             call.close()
@@ -98,17 +108,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._is_bookkeeping_of_shell():
             return self._run_unbooked(op, args, kwargs)
         step, call, region = self._locate(facts)
+        if step is not Pass.FORWARD:
+            self._note_end_of_backward(call)
         out = self._execute(op, facts, args, kwargs)
         inputs = list(tensors_in((*args, *kwargs.values())))
         outputs = list(tensors_in((out,)))
         if call.role is CallRole.GLUE and step is Pass.FORWARD:
             self._note_grad_flow(call, inputs)
         is_kernel = self._allocate(facts, step, call, region, outputs) or facts.mutates
+        if step is Pass.FORWARD and facts.overload in self._saved_ops.get(call.path, ()):
+            for storage in filter(None, map(self._storages.find, outputs)):
+                storage.savers.setdefault(call.index, region)
         if facts.host_sync and not _is_constant(args[0]):
             call.regions[region].host_sync = True
         elif is_kernel and not (facts.is_view or facts.allocates_only or facts.host_sync):
             self._count(facts, step, call, region, inputs, outputs, (args, kwargs, out))
         return out
+
+    def _note_end_of_backward(self, call: CallTrace) -> None:
+        before, self._in_backward_of = self._in_backward_of, call
+        if before is not None and before is not call:
+            before.live_after_backward = self._storages.live_bytes
 
     def _is_bookkeeping_of_shell(self) -> bool:
         top = self.walk.top
@@ -135,7 +155,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             region = call.region_of_view(module)
         else:
             region = call.region_for(module, self._region_kind(facts, call))
-        call.ops.append((facts.name, region))
+        call.ops.append((facts.overload, region))
         end = torch._C._autograd._get_sequence_nr()
         if not self._node_ends or self._node_ends[-1] < end:
             self._node_ends.append(end)
@@ -144,8 +164,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _locate_recompute(self, call: CallTrace, facts: OpFacts) -> tuple[CallTrace, int]:
         position = self._num_recomputed.get(call.index, 0)
+        saved_ops = self._saved_ops.get(call.path, ())
+        while position < len(call.ops) and call.ops[position][0] in saved_ops:
+            position += 1
         self._num_recomputed[call.index] = position + 1
-        if position >= len(call.ops) or call.ops[position][0] != facts.name:
+        if position >= len(call.ops) or call.ops[position][0] != facts.overload:
             raise DifferentTraces(
                 f"module {self.walk.where()!r} runs {facts.name} in recomputation where forward did not: "
                 "its forward must run the same operations each time"
@@ -212,12 +235,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         call.kernel_ops[step].append(facts.name)
         trace = call.regions[region]
-        work = trace.works[step]
-        work.moved_bytes += moved_bytes(facts, inputs, outputs)
-        work.num_kernels += 1
-        if facts.num_flops is not None:
-            work.flops += facts.num_flops(*operation)
+        flops = 0 if facts.num_flops is None else facts.num_flops(*operation)
+        moved = moved_bytes(facts, inputs, outputs)
+        trace.works[step].add(flops, moved)
         if step is Pass.FORWARD:
+            call.op_uses.setdefault(facts.overload, OpUse(facts=facts)).work.add(flops, moved)
             if facts.kind in _KERNELS_TO_NAME:
                 call.kernels.add(facts.name)
             trace.dtypes.update(_arithmetic_type(inputs, outputs))
@@ -246,7 +268,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert self._place is not None
         if self._place[0].owns(name):
             return self._place[0]
-        owners = [call for call in self.walk.calls if call.owns(name)]
+        owners = [call for call in self.walk.calls if call.owns(name) and call.role is not CallRole.LOSS]
         return max(owners, key=lambda call: (len(call.path), -call.index), default=self._place[0])
 
 

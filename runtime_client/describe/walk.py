@@ -4,6 +4,7 @@
 starts and ends the call; the block inside runs once in forward and, by the same hooks, once more in backward.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from planner.schema.model import CallRole
 from runtime_client.describe.calls import CallTrace
 from runtime_client.describe.errors import RepeatedModule
 from runtime_client.describe.frontier import FrontierModule
+from runtime_client.describe.passing import find_passage
 from runtime_client.describe.storages import Storages
 
 
@@ -60,8 +62,9 @@ class ModuleWalk:
         self._storages = storages
         self._stack: list[Frame] = []
         self._containers: list[str] = []
+        self._num_turns: Counter[str] = Counter()
         self._current: CallTrace | None = None
-        self._by_path: dict[str, CallTrace] = {}
+        self._runs: dict[str, list[CallTrace]] = {}
         self._num_runs: dict[nn.Module, int] = {}
 
     @contextmanager
@@ -70,7 +73,7 @@ class ModuleWalk:
         with ExitStack() as handles:
             for module in {**self._paths, **self._shells}:
                 before = module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)
-                after = module.register_forward_hook(self._leave, always_call=True)
+                after = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
                 handles.callback(before.remove)
                 handles.callback(after.remove)
             yield
@@ -103,8 +106,16 @@ class ModuleWalk:
         call.input_requires_grad = call.output_requires_grad = True
         return call
 
+    def end(self) -> None:
+        """The call that runs now is over."""
+        if self._current is not None:
+            self._current.live_after_forward = self._storages.live_bytes
+        self._current = None
+
     def _open(self, path: str, role: CallRole) -> CallTrace:
-        call = CallTrace(index=len(self.calls), path=path, role=role)
+        self.end()
+        turns = {container: self._num_turns[container] for container in self._containers}
+        call = CallTrace(index=len(self.calls), path=path, role=role, turns=turns)
         self.calls.append(call)
         self._current = call
         return call
@@ -131,7 +142,7 @@ class ModuleWalk:
 
     def _recompute(self, module: nn.Module) -> None:
         if not self._stack and module in self._blocks_in_shells:
-            self.recomputing = self._by_path[self._blocks_in_shells[module].path]
+            self.recomputing = self._runs[self._blocks_in_shells[module].path].pop()
 
     def _open_for(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FrontierModule | None:
         item = self._frontier.get(module)
@@ -140,10 +151,12 @@ class ModuleWalk:
             return None
         if item.is_container:
             self._containers.append(item.path)
-            self._current = None
+            self._num_turns[item.path] += 1
+            self.end()
             return item
         self._refuse_second_run(item)
-        call = self._by_path[item.path] = self._open(item.path, item.role)
+        call = self._open(item.path, item.role)
+        self._runs.setdefault(item.path, []).append(call)
         tensors = _tensors((args, kwargs))
         call.input_requires_grad = any(tensor.requires_grad for tensor in tensors)
         call.boundary_bytes += sum(tensor.nbytes for tensor in tensors)
@@ -157,7 +170,7 @@ class ModuleWalk:
             if storage is not None:
                 storage.savers.setdefault(call.index, 0)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ANN401
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ANN401
         frame = self._stack.pop()
         assert frame.module is module, "modules end in the reverse order of their start"
         if self.in_backward and not self._stack:
@@ -167,15 +180,15 @@ class ModuleWalk:
         if frame.opened.is_container:
             self._containers.pop()
         else:
-            call = self._by_path[frame.opened.path]
+            call = self._runs[frame.opened.path][-1]
             tensors = _tensors(output)
             call.output_requires_grad = any(tensor.requires_grad for tensor in tensors)
             call.boundary_bytes += sum(tensor.nbytes for tensor in tensors)
-            call.passes_through = _passes_through(args, output)
-        self._current = None
+            call.passage = find_passage(args, kwargs, output)
+        self.end()
 
     def _refuse_second_run(self, item: FrontierModule) -> None:
-        if item.path in self._by_path and any(True for _ in item.module.parameters()):
+        if item.path in self._runs and not item.may_repeat and any(True for _ in item.module.parameters()):
             raise RepeatedModule(item.path)
 
     def _refuse_weights_shared_over_depth(self, module: nn.Module) -> None:
@@ -184,12 +197,6 @@ class ModuleWalk:
         self._num_runs[module] = self._num_runs.get(module, 0) + 1
         if self._num_runs[module] > 1:
             raise RepeatedModule(self._paths[module])
-
-
-def _passes_through(args: tuple[Any, ...], output: Any) -> bool:  # noqa: ANN401 - result of any module
-    if not (args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor)):
-        return False
-    return args[0].shape == output.shape and args[0].dtype == output.dtype
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - arguments or results of any module

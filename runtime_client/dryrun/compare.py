@@ -71,13 +71,11 @@ class Comparison:
 
 _MOST_OVER = 0.005
 _MOST_UNDER = 0.001
-_SLACK_BYTES = 16 * 1024
-"""Step counts of the optimizer, which a dry run keeps among the rest; they matter in toy models only."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryComparison:
-    """Allocated bytes of one rank at the peak of a phase."""
+    """Allocated bytes of one rank at the peak of a phase, on the device or in host memory."""
 
     phase: str
     predicted_bytes: int
@@ -90,10 +88,9 @@ class MemoryComparison:
 
     @property
     def is_close(self) -> bool:
-        """At most 0.5 percent too much or 0.1 percent too little, or 16 KiB either way."""
+        """At most 0.5 percent too much or 0.1 percent too little."""
         over = self.predicted_bytes - self.recorded_bytes
-        allowed = _MOST_OVER if over > 0 else _MOST_UNDER
-        return abs(over) <= max(_SLACK_BYTES, allowed * self.recorded_bytes)
+        return -_MOST_UNDER * self.recorded_bytes <= over <= _MOST_OVER * self.recorded_bytes
 
 
 def compare(predicted: Outline, recorded: Outline) -> Comparison:

@@ -15,7 +15,8 @@ from pydantic import Field, TypeAdapter
 
 from planner.program.outline import Outline
 from planner.schema import Decisions, InvalidDocument, OptimizerGroup, ShardwrightError
-from planner.schema.base import Part, Positive
+from planner.schema.base import Part, Positive, Sha256
+from runtime_client.apply.model_checks import check_fingerprint
 from runtime_client.dryrun.memory import MemoryRecord, record_memory
 from runtime_client.dryrun.program import record_program
 
@@ -31,6 +32,8 @@ class DryRunJob(Part):
     decisions: Decisions
     sequence: Positive
     optimizer_groups: Annotated[tuple[OptimizerGroup, ...], Field(min_length=1)] = (OptimizerGroup(),)
+    model_fingerprint: Sha256 | None = None
+    """Where given, the model must have it (that of the plan which the decisions are from)."""
 
 
 class DryRunError(ShardwrightError):
@@ -49,11 +52,15 @@ def run_job(job: DryRunJob) -> Record:
 
     Raises:
         InvalidDocument: `build` names nothing that can be called.
+        FingerprintMismatch: what it builds is not the model of the plan.
     """
     function = _resolve(job.build)
 
     def build() -> Any:  # noqa: ANN401 - the user's type
-        return function(**job.arguments)
+        example = function(**job.arguments)
+        if job.model_fingerprint is not None:
+            check_fingerprint(example.model, job.model_fingerprint)
+        return example
 
     if job.record == "program":
         return record_program(build, job.decisions, sequence=job.sequence)

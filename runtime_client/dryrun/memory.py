@@ -1,7 +1,8 @@
-"""Peak memory of the real FSDP2 code, counted tensor by tensor on a CPU."""
+"""Peak memory of the real FSDP2 code, counted tensor by tensor, on the device and in host memory."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -9,15 +10,15 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from planner.schema import Decisions, OptimizerGroup
+from runtime_client.dryrun import recording_device
 from runtime_client.dryrun.rehearsal import Build, Rehearsal, rehearse
 
-_DEVICE = "cpu"
 _TOTAL = "Total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePeak:
-    """Most bytes allocated at once in a phase of a step."""
+    """Most bytes allocated at once in a phase of a step: on the device, and what it was made of."""
 
     total_bytes: int
     by_category_bytes: dict[str, int]
@@ -27,6 +28,8 @@ class PhasePeak:
     operation: str
     """The operation that allocated, e.g. `aten.mm.default`."""
     in_backward: bool
+    host_bytes: int
+    """Most bytes in host memory at once, at whatever moment of the phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,9 @@ class MemoryRecord:
 
     world_size: int
     persistent_bytes: int
-    """Between two steps: sharded parameters, optimizer state, buffers and inputs."""
+    """Between two steps, on the device: sharded parameters, optimizer state, buffers and inputs."""
+    persistent_host_bytes: int
+    """Between two steps, in host memory: shards and state of offloaded units, step counts of the optimizer."""
     micro_batch: PhasePeak
     """Forward and backward: the highest of all micro-batches."""
     optimizer: PhasePeak
@@ -43,8 +48,13 @@ class MemoryRecord:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes allocated at once in the whole step."""
+        """Most bytes allocated at once in the whole step, on the device."""
         return max(self.micro_batch.total_bytes, self.optimizer.total_bytes)
+
+    @property
+    def peak_host_bytes(self) -> int:
+        """Most bytes allocated at once in the whole step, in host memory."""
+        return max(self.micro_batch.host_bytes, self.optimizer.host_bytes)
 
 
 def record_memory(
@@ -61,9 +71,7 @@ def record_memory(
     count. An optimizer that starts its state in the first step reaches some operations only in the second, so
     `num_steps` should be at least 3.
     """
-    with rehearse(
-        build, decisions, sequence=sequence, optimizer_groups=optimizer_groups, device_type=_DEVICE
-    ) as rehearsal:
+    with rehearse(build, decisions, sequence=sequence, optimizer_groups=optimizer_groups) as rehearsal:
         tracker = _PeakTracker()
         tracker.track_external(rehearsal.model, *rehearsal.optimizers)
         tracker.track_external(*_tensors(rehearsal.inputs))
@@ -73,15 +81,17 @@ def record_memory(
 
 
 def _step(rehearsal: Rehearsal, tracker: "_PeakTracker") -> MemoryRecord:
-    persistent = tracker.current_bytes()
+    persistent, persistent_host = tracker.device_bytes(), tracker.host_bytes()
     peaks = [
         tracker.phase(lambda index=index: rehearsal.micro_batch(index))  # type: ignore[misc]
         for index in range(rehearsal.applied.decisions.num_micro_batches)
     ]
+    highest = max(peaks, key=lambda peak: peak.total_bytes)
     return MemoryRecord(
         world_size=rehearsal.applied.decisions.mesh.num_ranks,
         persistent_bytes=persistent,
-        micro_batch=max(peaks, key=lambda peak: peak.total_bytes),
+        persistent_host_bytes=persistent_host,
+        micro_batch=replace(highest, host_bytes=max(peak.host_bytes for peak in peaks)),
         optimizer=tracker.phase(rehearsal.optimizer_step),
     )
 
@@ -91,21 +101,28 @@ class _PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
-        self._peaks: list[PhasePeak] = []
         self._operation = ""
+        self._peak = self._now()
+        self._peak_host_bytes = 0
 
-    def current_bytes(self) -> int:
-        """Bytes allocated now."""
-        return sum(snapshot[_TOTAL] for snapshot in self.get_tracker_snapshot().values())
+    def device_bytes(self) -> int:
+        """Bytes allocated now on the device."""
+        return sum(self._totals(recording_device.DEVICE_TYPE))
+
+    def host_bytes(self) -> int:
+        """Bytes allocated now in host memory."""
+        return sum(self._totals("cpu"))
 
     def phase(self, run: Callable[[], None]) -> PhasePeak:
         """Run something and return its peak."""
         self.reset_mod_stats()
-        self._peaks.clear()
         with self:
-            self._update_peak_stats(None)
+            self._peak, self._peak_host_bytes = self._now(), self.host_bytes()
             run()
-        return self._peaks[-1]
+        return replace(self._peak, host_bytes=self._peak_host_bytes)
+
+    def _totals(self, device_type: str) -> list[int]:
+        return [snapshot[_TOTAL] for device, snapshot in self._curr_mem_snap.items() if device.type == device_type]
 
     def _track_module_params_and_buffers(
         self, module: torch.nn.Module, install_grad_hooks: bool = True
@@ -113,17 +130,26 @@ class _PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
         return super()._track_module_params_and_buffers(module, install_grad_hooks=False)  # refuses frozen ones
 
     def _update_peak_stats(self, peak_state: object) -> None:
-        (snapshot,) = self._curr_mem_snap.values()
-        if self._peaks and snapshot[_TOTAL] <= self._peaks[-1].total_bytes:
-            return
-        peak = PhasePeak(
-            total_bytes=snapshot[_TOTAL],
-            by_category_bytes={str(k.value): v for k, v in snapshot.items() if isinstance(k, Enum) and v},
+        self._peak_host_bytes = max(self._peak_host_bytes, self.host_bytes())
+        if self.device_bytes() > self._peak.total_bytes:
+            self._peak = self._now()
+
+    def _now(self) -> PhasePeak:
+        return PhasePeak(
+            total_bytes=self.device_bytes(),
+            by_category_bytes=self._by_category(),
             modules=tuple(sorted(self._mod_tracker.parents - {"Global"}, key=lambda path: path.count("."))),
             operation=self._operation,
             in_backward=self._mod_tracker.is_bw,
+            host_bytes=0,
         )
-        self._peaks.append(peak)
+
+    def _by_category(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for device, snapshot in self._curr_mem_snap.items():
+            if device.type == recording_device.DEVICE_TYPE:
+                found.update({str(k.value): v for k, v in snapshot.items() if isinstance(k, Enum) and v})
+        return dict(found)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         self._operation = str(func)

@@ -1,7 +1,9 @@
 """Sees every operation that the host issues and says what it is in FSDP2's terms."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from planner.program.edges import Issued
 from planner.program.events import Phase
 from planner.program.outline import RUNS, OutlineKind
 from planner.schema import UnitPlan
-from runtime_client.describe.ops import UNBOOKED, facts_of
+from runtime_client.apply.activation_offload import SCOPE
+from runtime_client.describe.ops import UNBOOKED, facts_of, tensors_in
 from runtime_client.dryrun import recording_device
 from runtime_client.dryrun.recording_device import DeviceLog, Stream
 from runtime_client.fingerprint import unwrapped_name
@@ -32,10 +35,9 @@ class Observation:
     num_kernels: int = 1
 
 
-_SCOPE = re.compile(r"FSDP::(?P<what>\w+)(?: \((?P<unit>[^)]*)\))?")
-_UNSHARD = ("pre_forward", "pre_backward")
-"""Scopes in which FSDP2 copies shards straight to parameters when the shard degree is 1."""
+_SCOPE = re.compile(rf"(?:FSDP::|{SCOPE})(?P<what>\w+)(?: \((?P<unit>[^)]*)\))?")
 _CASTS = ("cast_forward_inputs", "cast_forward_outputs")
+_ACTIVATION_COPIES = (OutlineKind.ACTIVATION_OUT, OutlineKind.ACTIVATION_IN)
 _KINDS = {
     "fsdp::all_gather_copy_in": OutlineKind.COPY_IN,
     "c10d::_allgather_base_": OutlineKind.ALL_GATHER,
@@ -44,6 +46,25 @@ _KINDS = {
     "c10d::_reduce_scatter_base_": OutlineKind.REDUCE_SCATTER,
     "c10d::allreduce_": OutlineKind.ALL_REDUCE,
 }
+_SIZED = frozenset(
+    {
+        OutlineKind.HOST_TO_DEVICE,
+        OutlineKind.RESHARD,
+        OutlineKind.ACCUMULATE,
+        OutlineKind.DIVIDE,
+        OutlineKind.LOCAL_REDUCE,
+        OutlineKind.OFFLOAD,
+    }
+)
+"""Kinds whose size is what they write; in a copy-out or a chunk-cat further copies do not count."""
+
+
+class _Crossing(Enum):
+    """Where an operation has its tensors, unless all are on the device."""
+
+    ON_HOST = auto()
+    TO_DEVICE = auto()
+    TO_HOST = auto()
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,7 +86,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def end_micro_batch(self) -> None:
         """Mark the end of a micro-batch on the compute stream."""
-        self._observe(OutlineKind.END, "", Phase.BACKWARD, size_bytes=0, num_kernels=0)
+        self._observe(OutlineKind.END, "", num_kernels=0, phase=Phase.BACKWARD)
         self.micro_batch += 1
         self._passes.clear()
 
@@ -87,9 +108,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             case name if name in _KINDS:
                 kind = _KINDS[name]
                 size = _size_bytes(kind, args, kwargs or {})
-                self._observe(kind, self._scopes[-1][1], self._phase(), size_bytes=size)
+                self._observe(kind, self._scopes[-1][1], size_bytes=size)
             case name if name.startswith("aten::") and _is_kernel(func):
-                self._observe_aten(name, result)
+                self._observe_aten(name, args, result)
         return result
 
     def _enter(self, label: str) -> None:
@@ -107,46 +128,98 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         path: str = unwrapped_name(names.split(", ")[0])
         return self._first_module.get(path, path)
 
-    def _observe_aten(self, name: str, result: Any) -> None:  # noqa: ANN401 - tensors of any nesting
+    def _observe_aten(self, name: str, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
+        crossing = _crossing(args, result)
+        if crossing is _Crossing.ON_HOST:
+            return
         what, unit = next(((what, unit) for what, unit in reversed(self._scopes) if what), ("", ""))
-        on_compute = recording_device.current_stream() is self._stream_of_compute
+        if what in _ACTIVATION_COPIES:
+            self._observe(OutlineKind(what), self._innermost, size_bytes=_written_bytes(result))
+            return
         if not what or what in _CASTS:
-            self._observe(OutlineKind.KERNELS, self._passes[-1] if self._passes else "", self._phase())
-        elif what.startswith("post_backward") and on_compute:
-            self._observe(OutlineKind.ACCUMULATE, unit, self._phase())
-        elif what in _UNSHARD and on_compute:
-            size = int(result.nbytes) if name == "aten::copy_" else 0
-            self._observe(OutlineKind.COPY_OUT, unit, self._phase(), size_bytes=size)
-        elif what == "post_backward_reduce":
-            if self.observations[-1].kind is OutlineKind.CHUNK_CAT:
-                self._observe(OutlineKind.LOCAL_REDUCE, unit, self._phase(), size_bytes=int(result.nbytes))
-            else:
-                self._observe(OutlineKind.POST_REDUCE, unit, self._phase())
+            self._observe(OutlineKind.KERNELS, self._innermost)
+            return
+        found = self._kind_within(what, name, crossing)
+        if found is not None:
+            counts = found in _SIZED or (found is OutlineKind.COPY_OUT and name == "aten::copy_")
+            size = _written_bytes(result) if counts else 0
+            self._observe(found, unit, size_bytes=size)
 
-    def _phase(self) -> Phase:
+    @property
+    def _innermost(self) -> str:
+        """Unit whose pass runs."""
+        return self._passes[-1] if self._passes else ""
+
+    def _kind_within(self, what: str, name: str, crossing: "_Crossing | None") -> OutlineKind | None:
+        """What an operation is for FSDP2, by the scope that issues it; None where it belongs to what comes next."""
+        on_compute = recording_device.current_stream() is self._stream_of_compute
+        match what:
+            case "all_gather" | "pre_forward" | "pre_backward" if crossing is _Crossing.TO_DEVICE:
+                return OutlineKind.HOST_TO_DEVICE
+            case "pre_forward" | "pre_backward" if on_compute:  # a shard degree of 1: shards become parameters
+                return OutlineKind.COPY_OUT
+            case "all_gather_copy_out":
+                return OutlineKind.COPY_OUT
+            case "post_forward":
+                return OutlineKind.RESHARD
+            case "post_backward_accumulate" | "post_backward_reshard":
+                return OutlineKind.ACCUMULATE
+            case "post_backward_reduce":
+                return OutlineKind.CHUNK_CAT if on_compute else self._kind_within_reduction(name, crossing)
+            case _:
+                return None
+
+    def _kind_within_reduction(self, name: str, crossing: "_Crossing | None") -> OutlineKind:
+        before = self.observations[-1].kind
+        if crossing is _Crossing.TO_HOST:
+            return OutlineKind.OFFLOAD
+        if before is OutlineKind.CHUNK_CAT and name == "aten::div_":
+            return OutlineKind.DIVIDE
+        if before in (OutlineKind.CHUNK_CAT, OutlineKind.DIVIDE) and name == "aten::copy_":
+            return OutlineKind.LOCAL_REDUCE
+        return OutlineKind.POST_REDUCE
+
+    def _phase(self, kind: OutlineKind) -> Phase:
+        """Only kernels of the model are recomputed; what FSDP2 does for them is part of the backward."""
         final_callback = any(what == "root_post_backward_callback" for what, _ in self._scopes)
         if torch._C._current_graph_task_id() == -1 and not final_callback:
             return Phase.FORWARD
-        return Phase.RECOMPUTE if torch.is_grad_enabled() and not final_callback else Phase.BACKWARD
+        recomputes = kind is OutlineKind.KERNELS and torch.is_grad_enabled() and not final_callback
+        return Phase.RECOMPUTE if recomputes else Phase.BACKWARD
 
     def _observe(
-        self, kind: OutlineKind, unit: str, phase: Phase, *, size_bytes: int = 0, num_kernels: int = 1
+        self,
+        kind: OutlineKind,
+        unit: str,
+        *,
+        size_bytes: int = 0,
+        num_kernels: int = 1,
+        phase: Phase | None = None,
     ) -> None:
         seen = Observation(
             stream=recording_device.current_stream().number,
             kind=kind,
             unit=unit,
-            phase=phase,
+            phase=phase or self._phase(kind),
             micro_batch=self.micro_batch,
             size_bytes=size_bytes,
             num_kernels=num_kernels,
         )
-        if self._continues(seen):
-            self.observations[-1].num_kernels += num_kernels
-            self.observations[-1].size_bytes += size_bytes
+        run = self._host_copies_of(seen) or (self.observations[-1] if self._continues(seen) else None)
+        if run is not None:
+            run.num_kernels += num_kernels
+            run.size_bytes += size_bytes
             return
         recording_device.issue(len(self.observations))
         self.observations.append(seen)
+
+    def _host_copies_of(self, seen: Observation) -> Observation | None:
+        """Before the copy-out that `seen` would interrupt, where parameters come from the host one by one."""
+        if seen.kind is not OutlineKind.HOST_TO_DEVICE or len(self.observations) < 2:
+            return None
+        copies, copy_out = self.observations[-2:]
+        interrupts = copy_out.kind is OutlineKind.COPY_OUT and copy_out.stream == seen.stream
+        return copies if interrupts and copies.unit == seen.unit and copies.kind is seen.kind else None
 
     def _continues(self, seen: Observation) -> bool:
         """Whether `seen` is one more kernel of the run before it: no event of its stream lies between."""
@@ -163,6 +236,23 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         touching = next(entry for entry in reversed(self._log.entries) if entry.stream == seen.stream)
         return isinstance(touching, Issued)
+
+
+def _crossing(args: tuple[Any, ...], result: Any) -> _Crossing | None:  # noqa: ANN401 - tensors of any nesting
+    read, written = _on_device(args), _on_device([result])
+    if True not in read | written:
+        return _Crossing.ON_HOST
+    if written == {False}:
+        return _Crossing.TO_HOST
+    return _Crossing.TO_DEVICE if read == {False} else None
+
+
+def _written_bytes(result: Any) -> int:  # noqa: ANN401 - tensors of any nesting
+    return sum(tensor.nbytes for tensor in tensors_in([result]))
+
+
+def _on_device(values: Sequence[Any]) -> set[bool]:
+    return {tensor.device.type == recording_device.DEVICE_TYPE for tensor in tensors_in(values)}
 
 
 def _is_kernel(func: OpOverload) -> bool:

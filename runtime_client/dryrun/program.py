@@ -21,15 +21,14 @@ def record_program(build: Build, decisions: Decisions, *, sequence: int) -> Outl
     """Run the micro-batches of two steps as rank 0 of `decisions.mesh` and record those of the second.
 
     In the first FSDP2 sets up its streams and learns the order of the units. Between the two the gradients are
-    dropped, as an optimizer does; the optimizer step itself is not run.
+    dropped and the end of the optimizer is marked, but no parameter changes.
     """
     log = DeviceLog()
-    with rehearse(
-        build, decisions, sequence=sequence, optimizer_groups=(), device_type=recording_device.DEVICE_TYPE
-    ) as rehearsal:
+    with rehearse(build, decisions, sequence=sequence, optimizer_groups=()) as rehearsal:
         observer = Observer(decisions.units, log)
         for index in range(decisions.num_micro_batches):
             rehearsal.micro_batch(index)
+        rehearsal.optimizer_step()
         rehearsal.model.zero_grad(set_to_none=True)
         with recording_device.logging_to(log), observer:
             for index in range(decisions.num_micro_batches):
@@ -50,6 +49,8 @@ def _stream_names(rehearsal: Rehearsal) -> dict[int, Stream]:
         Stream.REDUCE: context.reduce_scatter_stream,
         Stream.ALL_REDUCE: context.all_reduce_stream,
     }
+    if rehearsal.applied.activation_offload is not None:
+        streams[Stream.OFFLOAD] = rehearsal.applied.activation_offload.stream
     return {stream.number: name for name, stream in streams.items()}
 
 

@@ -24,6 +24,8 @@ DEVICE_TYPE = "recorder"
 """Name of the device type: `torch.device("recorder")`."""
 PROCESS_GROUP = "fake_recorder"
 """Process group backend that does nothing, for `cpu` and the recording device."""
+_OWN_KERNELS = ("silu_backward", "mish_backward")
+"""Operations that torch takes apart on devices without a kernel of their own for them; accelerators have one."""
 
 
 @dataclass(slots=True)
@@ -138,10 +140,19 @@ def register() -> None:
     """Make `torch.device("recorder")` and its process group known; idempotent."""
     if not hasattr(torch, DEVICE_TYPE):
         _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=_device_module())
+        for name in _OWN_KERNELS:
+            _library.impl(name, _no_kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
     if PROCESS_GROUP not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             PROCESS_GROUP, _create_fake_pg, extended_api=True, devices=["cpu", DEVICE_TYPE]
         )
+
+
+_library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _no_kernel(*args: object) -> None:
+    raise AssertionError("the recording device holds fake tensors only")
 
 
 def _device_module() -> ModuleType:

@@ -13,10 +13,12 @@ from runtime_client.apply import AppliedPlan, apply_decisions
 from runtime_client.describe.example import TrainingExample
 from runtime_client.describe.kernels import AcceleratorKernels, ZeroScalars, eager_masks
 from runtime_client.dryrun import recording_device
+from runtime_client.dryrun.attention import FusedAttention
 from runtime_client.dryrun.fake_world import fake_world
 from runtime_client.dryrun.host_data import TensorsFromData
 from runtime_client.dryrun.host_reads import PlausibleReads
 from runtime_client.dryrun.optimizer import build_optimizers
+from runtime_client.dryrun.pinned import PinnedMemory
 
 Build = Callable[[], TrainingExample]
 """Makes the model and says how to run it; called under fake tensors."""
@@ -48,26 +50,23 @@ class Rehearsal:
         """Update the parameters and drop the gradients."""
         for optimizer in self.optimizers:
             optimizer.step()
+        self.applied.after_optimizer_step()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
 
 @contextmanager
 def rehearse(
-    build: Build,
-    decisions: Decisions,
-    *,
-    sequence: int,
-    optimizer_groups: tuple[OptimizerGroup, ...],
-    device_type: str,
+    build: Build, decisions: Decisions, *, sequence: int, optimizer_groups: tuple[OptimizerGroup, ...]
 ) -> Iterator[Rehearsal]:
-    """Build and shard the model as rank 0 of `decisions.mesh`, on a device of `device_type`."""
+    """Build and shard the model as rank 0 of `decisions.mesh`, on the recording device."""
     with (
-        fake_world(decisions.mesh, device_type) as mesh,
-        _default_device(device_type),
+        fake_world(decisions.mesh, recording_device.DEVICE_TYPE) as mesh,
+        _recording_by_default(),
         torch.autograd.set_multithreading_enabled(False),  # an engine thread would outlive the interpreter
         AcceleratorKernels(),
         PlausibleReads(),  # type: ignore[no-untyped-call]
+        PinnedMemory(),
     ):
         with ZeroScalars():  # type: ignore[no-untyped-call]
             example = build()
@@ -89,9 +88,11 @@ def _backward(loss: Tensor) -> None:
 
 
 @contextmanager
-def _default_device(device_type: str) -> Iterator[None]:
-    if device_type == "cpu":
-        yield
-        return
-    with TensorsFromData(), recording_device.as_accelerator(), torch.device(device_type):
+def _recording_by_default() -> Iterator[None]:
+    with (
+        TensorsFromData(),
+        FusedAttention(),
+        recording_device.as_accelerator(),
+        torch.device(recording_device.DEVICE_TYPE),
+    ):
         yield

@@ -1,11 +1,14 @@
 """The cases of `test_apply_on_ranks`, sharded by hand: straight FSDP2 code that knows nothing of plans."""
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from tests.real.llama import Llama
 
@@ -94,6 +97,47 @@ def knobs(model: Llama, num_ranks: int) -> None:
     root.set_separate_reduce_scatter_group()
 
 
+def offload(model: Llama, num_ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    for index, layer in enumerate(model.layers):
+        policy = CPUOffloadPolicy(pin_memory=False) if index == 1 else OffloadPolicy()
+        fully_shard(layer, mesh=mesh, offload_policy=policy)
+    fully_shard(model, mesh=mesh)
+
+
+def other_dims(model: Llama, num_ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    columns = (model.embedding.weight, model.layers[2].attention.q.weight)
+    placement = {id(parameter): Shard(1) for parameter in columns}
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, shard_placement_fn=lambda parameter: placement.get(id(parameter)))
+    fully_shard(model, mesh=mesh, shard_placement_fn=lambda parameter: placement.get(id(parameter)))
+
+
+def selective(model: Llama, num_ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    kept = [torch.ops.aten.mm.default]
+    contexts = functools.partial(create_selective_checkpoint_contexts, kept)
+    for index in (0, 2):
+        model.layers[index] = checkpoint_wrapper(model.layers[index], context_fn=contexts)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def float16(model: Llama, num_ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def unused(model: Llama, num_ranks: int) -> None:
+    default(model, num_ranks)
+    model.set_reduce_scatter_unused_params(True)
+
+
 def reshard_to_two(model: Llama, num_ranks: int) -> None:
     mesh = init_device_mesh("cpu", (num_ranks,))
     for layer in model.layers:
@@ -129,13 +173,32 @@ SHARD_BY_HAND: dict[str, Callable[[Llama, int], None]] = {
     "keep": keep,
     "hybrid": hybrid,
     "checkpointing": checkpointing,
+    "activation_offload": checkpointing,
     "prefetch": prefetch,
     "groups": groups,
     "bfloat16": bfloat16,
     "float32_outputs": float32_outputs,
     "two_micro_batches": default,
     "sync_last_micro_batch": default,
+    "all_reduce_last_micro_batch": hybrid,
+    "kept_after_backward": default,
+    "offload": offload,
+    "other_dims": other_dims,
+    "selective": selective,
+    "float16": float16,
+    "unused": unused,
     "knobs": knobs,
     "reshard_to_two": reshard_to_two,
     "everything": everything,
 }
+
+
+def begin_by_hand(case: str, model: Llama, index: int) -> None:
+    """Before the first (0) and second (1) micro-batch of a step, where a case has two."""
+    match case:
+        case "sync_last_micro_batch":
+            model.set_requires_gradient_sync(index == 1)
+        case "all_reduce_last_micro_batch":
+            model.set_requires_all_reduce(index == 1)
+        case "kept_after_backward":
+            model.layers[1].set_reshard_after_backward(index == 1)

@@ -51,6 +51,9 @@ def planned(case: str, num_ranks: int) -> Decisions:
             return decisions(PLAIN, shard=half, replicate=2)
         case "checkpointing":
             return decisions(PLAIN, shard=n, activations=checkpointed("layers.0", "layers.2"))
+        case "activation_offload":
+            offloaded = ({"module": path, "policy": "offload"} for path in ("layers.1", "layers.3"))
+            return decisions(PLAIN, shard=n, activations=(*checkpointed("layers.0", "layers.2"), *offloaded))
         case "prefetch":
             return decisions(_prefetch(), shard=n)
         case "groups":
@@ -64,6 +67,27 @@ def planned(case: str, num_ranks: int) -> Decisions:
         case "sync_last_micro_batch":
             sync = {"gradient_sync": "last_micro_batch"}
             return decisions(PLAIN, shard=n, num_micro_batches=2, runtime=sync)
+        case "all_reduce_last_micro_batch":
+            sync = {"gradient_sync": case.replace("_last_", "_on_last_")}
+            return decisions(PLAIN, shard=half, replicate=2, num_micro_batches=2, runtime=sync)
+        case "kept_after_backward":
+            blocks = (unit(path, reshard_after_backward=path != "layers.1") for path in LAYERS)
+            return decisions((*blocks, ROOT), shard=n, num_micro_batches=2)
+        case "offload":
+            tiers = {"parameter_tier": "host", "optimizer_tier": "host"}
+            blocks = (unit(path, **(tiers if path == "layers.1" else {})) for path in LAYERS)
+            return decisions((*blocks, ROOT), shard=n)
+        case "other_dims":
+            names = ("embedding.weight", "layers.2.attention.q.weight")
+            return decisions(PLAIN, shard=n, shard_dims=tuple({"parameter": name, "dim": 1} for name in names))
+        case "selective":
+            kept = {"policy": "selective", "saved_ops": ("aten.mm.default",)}
+            activations = tuple({"module": path} | kept for path in ("layers.0", "layers.2"))
+            return decisions(PLAIN, shard=n, activations=activations)
+        case "float16":
+            return decisions(PLAIN, shard=n, reduce_dtype="float16")
+        case "unused":
+            return decisions(PLAIN, shard=n, runtime={"reduce_scatter_unused_params": True})
         case "knobs":
             knobs = {"reduce_scatter_max_input_buffers": 2, "separate_reduce_scatter_group": True}
             return decisions(PLAIN, shard=n, runtime=knobs)

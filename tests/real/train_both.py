@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime_client.apply import apply_plan
 from runtime_client.fingerprint import fingerprint
-from tests.real.by_hand import SHARD_BY_HAND
+from tests.real.by_hand import SHARD_BY_HAND, begin_by_hand
 from tests.real.cases import planned
 from tests.real.llama import Llama, seeded_llama
 from tests.runtime_client.plans import body
@@ -53,6 +54,9 @@ def structure(model: nn.Module) -> list[object]:
                 "class": type(module).__name__,
                 "modules": [paths[m] for m in state._modules],
                 "parameters": group and [list(p.sharded_param.shape) for p in group.fsdp_params],
+                "placements": group and [str(p.sharded_param.placements) for p in group.fsdp_params],
+                "offload": group and str(group.offload_policy),
+                "reduces_unused": group and group.reduce_scatter_unused_params,
                 "mesh": group and list(group.mesh_info.mesh.shape),
                 "post_forward_mesh": gathered_by and list(gathered_by),
                 "policy": str(state._mp_policy),
@@ -96,13 +100,7 @@ def train(model: Llama, num_micro_batches: int, begin: Callable[[int], None]) ->
 def by_hand(case: str, num_ranks: int) -> dict[str, object]:
     model = seeded_llama()
     SHARD_BY_HAND[case](model, num_ranks)
-    num_micro_batches = 2 if case in ("two_micro_batches", "sync_last_micro_batch") else 1
-
-    def begin(index: int) -> None:
-        if case == "sync_last_micro_batch":
-            model.set_requires_gradient_sync(index == 1)
-
-    return train(model, num_micro_batches, begin)
+    return train(model, planned(case, num_ranks).num_micro_batches, partial(begin_by_hand, case, model))
 
 
 def by_plan(case: str, num_ranks: int) -> dict[str, object]:

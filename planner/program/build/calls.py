@@ -166,13 +166,29 @@ class Calls:
     # Recomputation of a block with units inside
 
     def begin_recomputation(self, block: ExpandedBlock) -> None:
-        """Shared tensors that the block saved first are kept by its first part from now on."""
+        """Shared tensors that the block saved first are kept by its first part from now on.
+
+        Inputs of the block that its parts do not save are held by the checkpoint to the end of its backward.
+        """
         for part in range(block.first, block.last + 1):
             self._shared.free(part)
+        kind = self._model.kinds[block.kind]
+        saved = sum(
+            tensor.size_bytes.at(self._inputs.micro_batch, self._inputs.sequence)
+            for tensor in kind.none.saved
+            if tensor.from_input
+        )
+        held = max(0, self._own_kept(block.kind, _FULL) - saved)
+        moment = f"recomputation of {block.path}"
+        self._emitter.allocate(f"I{block.first}", Stream.COMPUTE, _ACTIVATIONS, held, moment)
 
     def end_recomputation(self, block: ExpandedBlock) -> None:
         """Let go of what the block kept; until here it stood for the gradient of the block's output too."""
         self._emitter.free(f"B{block.first}")
+
+    def end_backward(self, block: ExpandedBlock) -> None:
+        """The checkpoint lets go of the block's inputs."""
+        self._emitter.free(f"I{block.first}")
 
     def recompute_part(self, call: int, *, stops: bool) -> None:
         """Run a part of a checkpointed block again; the recomputation `stops` once all that is needed is there."""
@@ -263,16 +279,12 @@ class Calls:
     def _find_worst_backward(
         self, name: str, activation: Activation, gradients: tuple[int, ...], stays: tuple[bool, ...]
     ) -> _Worst | None:
-        """A gradient that does not stay is added to one that is there already, and gone then.
-
-        The description leaves out moments that are never the worst where gradients stay, so that of the others the
-        largest counts.
-        """
+        """A gradient that does not stay is added to one that is there already, before the next one is made."""
         points = []
         for moment in liveness_of(self._model.kinds[name], activation).backward:
             made = list(zip(gradients, stays, strict=False))[: moment.num_gradients]
             staying = sum(size for size, stay in made if stay)
-            added = max((size for size, stay in made if not stay), default=0)
+            added = made[-1][0] if made and not made[-1][1] else 0
             points.append((self._live(moment), staying + added))
         return _worst(points)
 

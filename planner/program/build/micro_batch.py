@@ -125,6 +125,9 @@ class _Walk:
                 self._pre_backward(ROOT)
             self._recompute_before(call)
             self.calls.backward(call)
+            block = self.calls.checkpointed_block(call)
+            if block is not None and call == block.first:
+                self.calls.end_backward(block)
             for run in reversed(self.starts[call]):
                 if self._reduces_in_backward(run):
                     self._post_backward(run)

@@ -1,5 +1,6 @@
 """What `apply_plan` does to a model, looked at on one rank of a fake world (real ranks: `tests/real`)."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -8,8 +9,9 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.schema import Plan, PlanBody
 from runtime_client.apply import apply_decisions, apply_plan
@@ -215,14 +217,114 @@ def test_decisions_without_a_plan_are_checked_too(world: int) -> None:
     assert sharded(model) == []
 
 
-def test_micro_batches_reduce_on_the_last_when_the_plan_says_so(world: int) -> None:
-    model = small()
-    plan = plan_for(model, num_micro_batches=3, runtime={"gradient_sync": "last_micro_batch"})
+def per_micro_batch(model: nn.Module, plan: PlanBody, read: Callable[[], object]) -> list[object]:
+    """What `read` sees in each micro-batch of the plan, and before the first."""
     applied = apply_plan(model, plan, device_type="cpu")
-    reduces = []
-    for index in range(3):
+    seen = [read()]
+    for index in range(plan.decisions.num_micro_batches):
         applied.begin_micro_batch(index)
-        reduces.append((state(model)._fsdp_param_group.reduce_grads, state(model)._state_ctx.is_last_backward))
-    assert reduces == [(False, False), (False, False), (True, True)]
+        seen.append(read())
+    return seen
+
+
+def test_micro_batches_are_counted(world: int) -> None:
+    model = small()
+    applied = apply_plan(model, plan_for(model, num_micro_batches=3), device_type="cpu")
     with pytest.raises(IndexError, match="micro-batch 3 of a plan with 3"):
         applied.begin_micro_batch(3)
+
+
+@pytest.mark.parametrize(
+    ("sync", "expected"),
+    [
+        ("every_micro_batch", [(True, True)] * 4),
+        ("last_micro_batch", [(True, True), (False, False), (False, False), (True, True)]),
+        ("all_reduce_on_last_micro_batch", [(True, True), (True, False), (True, False), (True, True)]),
+    ],
+)
+def test_micro_batches_reduce_when_the_plan_says_so(world: int, sync: str, expected: list) -> None:
+    model = small()
+    groups = lambda: [state(module)._fsdp_param_group for module in (model, model.layers[0])]  # noqa: E731
+    plan = plan_for(model, shard=2, replicate=2, num_micro_batches=3, runtime={"gradient_sync": sync})
+    seen = per_micro_batch(model, plan, lambda: [(g.reduce_grads, g.all_reduce_grads) for g in groups()])
+    assert seen == [[pair, pair] for pair in expected]
+    assert state(model)._state_ctx.is_last_backward, "every micro-batch ends with its own final callback"
+
+
+def test_units_stay_gathered_between_micro_batches_where_the_plan_says_so(world: int) -> None:
+    model = small()
+    units = (unit("layers.0.attention"), unit("layers.0", reshard_after_backward=False), LAYERS[1], ROOT)
+    modules = (model.layers[0].attention, model.layers[0], model.layers[1], model)
+    seen = per_micro_batch(
+        model,
+        plan_for(model, units, num_micro_batches=3),
+        lambda: [state(module)._fsdp_param_group.reshard_after_backward for module in modules],
+    )
+    everywhere, but_one = [True] * 4, [True, False, True, True]
+    assert seen == [everywhere, but_one, but_one, everywhere]
+
+
+def test_unused_parameters_and_the_post_optimizer_event(world: int) -> None:
+    model = small()
+    runtime = {"reduce_scatter_unused_params": True, "post_optimizer_event": True}
+    applied = apply_plan(model, plan_for(model, runtime=runtime), device_type="cpu")
+    assert state(model.layers[0])._fsdp_param_group.reduce_scatter_unused_params
+    assert state(model)._state_ctx.post_optim_event is None
+    applied.after_optimizer_step()
+    assert state(model)._state_ctx.post_optim_event is not None
+
+
+def test_without_the_knob_no_event_is_handed_over(world: int) -> None:
+    model = small()
+    applied = apply_plan(model, plan_for(model), device_type="cpu")
+    applied.after_optimizer_step()
+    assert state(model)._state_ctx.post_optim_event is None
+    assert not state(model)._fsdp_param_group.reduce_scatter_unused_params
+
+
+def test_offload_is_by_unit_and_runs_on_the_host(world: int) -> None:
+    model = small()
+    units = (unit("layers.0", parameter_tier="host", optimizer_tier="host"), LAYERS[1], ROOT)
+    apply_plan(model, plan_for(model, units), device_type="cpu")
+    policies = [state(module)._fsdp_param_group.offload_policy for module in (model.layers[0], model.layers[1])]
+    assert [isinstance(policy, CPUOffloadPolicy) for policy in policies] == [True, False]
+    model(torch.zeros(2, 4, dtype=torch.long)).sum().backward()
+    assert model.layers[0].attention.q.weight.grad is not None
+
+
+def test_parameters_are_sharded_on_the_dimensions_listed(world: int) -> None:
+    model = small(tied=True)
+    dims = tuple({"parameter": name, "dim": 1} for name in ("head.weight", "layers.1.attention.q.weight"))
+    apply_plan(model, plan_for(model, shard_dims=dims), device_type="cpu")
+    assert model.head.weight is model.embedding.weight
+    placements = {name: cast(DTensor, p).placements for name, p in model.named_parameters()}
+    on_columns = {name for name, (placement,) in placements.items() if placement == Shard(1)}
+    assert on_columns == {"embedding.weight", "layers.1.attention.q.weight"}
+
+
+def test_selective_checkpointing_recomputes_all_but_the_named_operations(world: int) -> None:
+    ran = {}
+    for policy in ("full", "selective"):
+        model = small()
+        saved = ("aten.mm.default",) if policy == "selective" else ()
+        activations = tuple({"module": f"layers.{i}", "policy": policy, "saved_ops": saved} for i in range(2))
+        apply_plan(model, plan_for(model, activations=activations), device_type="cpu")
+        loss = model(torch.zeros(2, 4, dtype=torch.long)).sum()
+        with OperationCounter() as counter:
+            loss.backward()
+        ran[policy] = counter.counts
+    products = 2 * 6  # the last one of a block is not needed, so the recomputation stops before it
+    assert ran["full"]["aten.mm.default"] - ran["selective"]["aten.mm.default"] == products
+    assert ran["full"]["aten.silu.default"] == ran["selective"]["aten.silu.default"] == 2
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts what the dispatcher sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))

@@ -1,6 +1,7 @@
 """Everything `apply_plan` refuses, and that it refuses before it touches the model."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_infeasible_plan() -> None:
     refused(errors.InfeasiblePlan, r"infeasible: a block needs 90 GB\. Use 16 ranks\.", small(), plan)
 
 
-@pytest.mark.parametrize("specifier", [">=99", "<2", "==1.13.*", "~=2.0.1", "latest"])
+@pytest.mark.parametrize("specifier", [">=99", "<2", "==1.13.*", "~=2.0.1"])
 def test_other_torch(specifier: str) -> None:
     model = small()
     plan = plan_for(model, requires=Requirements(torch=specifier))
@@ -65,10 +66,11 @@ def test_other_torch(specifier: str) -> None:
 
 def test_feature_that_this_client_lacks() -> None:
     model = small()
-    plan = plan_for(model, requires=Requirements.model_validate({"client_features": ["offload", "prefetch"]}))
-    refused(errors.MissingClientFeature, "cannot apply offload.*plan again with client_features", model, plan)
+    plan = plan_for(model, requires=Requirements.model_validate({"client_features": ["ragged_layout", "prefetch"]}))
+    refused(errors.MissingClientFeature, "cannot apply ragged_layout.*plan again with client_features", model, plan)
 
 
+FULL = {"module": "layers.0", "policy": "full"}
 LAYOUT = {"name": "a", "dtype": "float32", "shard_elements": 1, "entries": ()}
 
 
@@ -77,24 +79,90 @@ LAYOUT = {"name": "a", "dtype": "float32", "shard_elements": 1, "entries": ()}
     [
         (decisions((ROOT,), shard=4, layouts=(LAYOUT,)), "decisions.layouts"),
         (decisions((unit("", layout="a"),), shard=4), r"units\[0\]\.layout"),
-        (decisions((unit("", parameter_tier="host"),), shard=4), r"units\[0\]\.parameter_tier: offload to host"),
+        (decisions((unit("", parameter_tier="nvme"),), shard=4), r"units\[0\]\.parameter_tier: offload to nvme"),
         (decisions((unit("", optimizer_tier="nvme"),), shard=4), r"units\[0\]\.optimizer_tier: offload to nvme"),
         (decisions((unit("", reshard_after_forward=3),), shard=4), "not a divisor of the shard degree 4"),
         (decisions((unit("", reshard_after_forward=4),), shard=4), "between 1 and 4"),
         (decisions((unit("", reshard_after_forward=1),), shard=4), "Use true, false or such a divisor"),
         (
             decisions((ROOT,), shard=4, activations=({"module": "layers.0", "policy": "selective"},)),
-            r"activations\[0\]\.policy: selective checkpointing of 'layers\.0'",
+            r"activations\[0\]\.saved_ops: selective checkpointing of 'layers\.0' keeps no outputs",
         ),
         (
-            decisions((ROOT,), shard=4, activations=({"module": "layers.0", "policy": "offload"},)),
-            "offload checkpointing",
+            decisions((ROOT,), shard=4, activations=(FULL | {"saved_ops": ("aten.mm.default",)},)),
+            r"activations\[0\]\.saved_ops: policy full of 'layers\.0' keeps the outputs of no operations",
         ),
     ],
 )
 def test_decisions_that_cannot_be_carried_out(made: Decisions, match: str) -> None:
     model = small()
     refused(errors.UnsupportedPlan, match, model, plan_for(model, made))
+
+
+@pytest.mark.parametrize(("parameters", "optimizer"), [("host", "device"), ("device", "host")])
+def test_optimizer_state_away_from_its_parameters(parameters: str, optimizer: str) -> None:
+    model = small()
+    made = decisions((unit("", parameter_tier=parameters, optimizer_tier=optimizer),), shard=4)
+    match = rf"units\[0\]: parameter_tier is {parameters}, but optimizer_tier is {optimizer}.*both tiers"
+    refused(errors.OffloadTierMismatch, match, model, plan_for(model, made))
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("aten.mmm.default", r"no operation 'aten\.mmm\.default' \(nearest: aten\.b?mm\.default"),
+        ("somewhere.else.default", "import the library"),
+    ],
+)
+def test_operation_that_torch_does_not_have(name: str, match: str) -> None:
+    model = small()
+    activation = {"module": "layers.0", "policy": "selective", "saved_ops": ("aten.mm.default", name)}
+    made = decisions((ROOT,), shard=4, activations=(activation,))
+    refused(errors.UnknownSavedOperation, r"activations\[0\]\.saved_ops: .*" + match, model, plan_for(model, made))
+
+
+@pytest.mark.parametrize("field", ["param_dtype", "reduce_dtype", "output_dtype"])
+def test_element_type_that_fsdp2_cannot_compute_in(field: str) -> None:
+    model = small()
+    made = decisions((ROOT,), shard=4, **{field: "float8_e4m3fn"})
+    refused(errors.UnsupportedPrecision, f"decisions.{field} is float8_e4m3fn", model, plan_for(model, made))
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "match"),
+    [
+        (("head.wait", 1), errors.UnknownParameter, r"no parameter 'head\.wait' \(nearest: head\.weight"),
+        (("norm.weight", 1), errors.InvalidShardDim, r"has shape \(8,\) and no dimension 1"),
+        (
+            ("layers.0.feed_forward.down.weight", 1),
+            errors.UnevenShardDim,
+            r"shape \(8, 11\), does not divide evenly",
+        ),
+    ],
+)
+def test_dimension_that_cannot_be_sharded(world: int, entry: tuple, error: type, match: str) -> None:
+    model = small()
+    dims = ({"parameter": "head.weight", "dim": 1}, {"parameter": entry[0], "dim": entry[1]})
+    made = decisions((*LAYERS, ROOT), shard=4, shard_dims=dims)
+    refused(error, r"shard_dims\[1\].*" + match, model, plan_for(model, made))
+
+
+def test_parameter_that_is_listed_twice_under_two_names(world: int) -> None:
+    model = small()
+    tie(model)
+    dims = tuple({"parameter": f"{name}.weight", "dim": 1} for name in ("embedding", "head"))
+    made = decisions((*LAYERS, ROOT), shard=4, shard_dims=dims)
+    match = r"shard_dims\[1\]: 'head\.weight' is the parameter of decisions\.shard_dims\[0\] already"
+    refused(errors.InvalidShardDim, match, model, plan_for(model, made))
+
+
+def test_partial_resharding_of_another_dimension(world: int) -> None:
+    model = small()
+    made = decisions(
+        (unit("head", reshard_after_forward=2), ROOT), shard=4, shard_dims=({"parameter": "head.weight", "dim": 1},)
+    )
+    match = r"units\[0\]\.reshard_after_forward is 2, but 'head\.weight'.*cannot gather it again"
+    refused(errors.PartialReshardOfShardDim, match, model, plan_for(model, made))
 
 
 def test_no_process_group() -> None:
@@ -322,6 +390,24 @@ def test_checkpointing_that_the_plan_does_not_know_of(world: int) -> None:
     plan = plan_for(model)
     model.layers[0] = checkpoint_wrapper(model.layers[0])
     refused(errors.ConflictingCheckpointing, r"'layers\.0' is wrapped in a checkpoint", model, plan)
+
+
+@pytest.mark.parametrize("policy", ["full", "selective"])
+def test_checkpointing_of_another_kind(world: int, policy: str) -> None:
+    model = small()
+    saved = ("aten.mm.default",) if policy == "selective" else ()
+    activation = {"module": "layers.0", "policy": policy, "saved_ops": saved}
+    plan = plan_for(model, decisions((*LAYERS, ROOT), shard=4, activations=(activation,)))
+    options = {"context_fn": lambda: (nullcontext(), nullcontext())} if policy == "full" else {}
+    model.layers[0] = checkpoint_wrapper(model.layers[0], **options)
+    match = "wrapped in a selective checkpoint" if options else "has policy selective for it"
+    refused(errors.ConflictingCheckpointing, match, model, plan)
+
+
+def test_module_that_is_checkpointed_twice(world: int) -> None:
+    model = small()
+    made = decisions((ROOT,), shard=4, activations=checkpointed("layers.0", "layers.0"))
+    refused(errors.ConflictingCheckpointing, r"activations\[1\].*listed twice", model, plan_for(model, made))
 
 
 def test_reentrant_checkpointing(world: int) -> None:

@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -5,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.schema import CallKind, Liveness, ModelDescription
+from planner.schema import LOSS_PATH, CallKind, KeptBy, Liveness, ModelDescription, SharedTensor
 from runtime_client.describe import TrainingExample, token_inputs
 
 
@@ -86,8 +88,57 @@ def small_llama_example() -> Callable[[], TrainingExample]:
     return lambda: TrainingExample(model=SmallLlama(), inputs=token_inputs)
 
 
-def _liveness(kind: CallKind, checkpointed: bool) -> Liveness:
-    return kind.full if checkpointed and kind.full is not None else kind.none
+class LiveBytes(TorchDispatchMode):
+    """Most bytes alive of what operations make."""
+
+    def __init__(self, *outside: Tensor) -> None:
+        super().__init__()
+        self.peak = self.now = 0
+        self._alive: dict[int, object] = {tensor.untyped_storage()._cdata: tensor for tensor in outside}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._alive:
+                self._add(tensor.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        identity, size_bytes = storage._cdata, storage.nbytes()
+
+        def release(_: object) -> None:
+            self.now -= size_bytes
+            del self._alive[identity]
+
+        self._alive[identity] = weakref.ref(storage, release)
+        self.now += size_bytes
+        self.peak = max(self.peak, self.now)
+
+
+@pytest.fixture(scope="session")
+def live_bytes() -> type[LiveBytes]:
+    """What MemTracker counts, but without its hooks, which keep parts of recomputed graphs alive."""
+    return LiveBytes
+
+
+def _liveness(kind: CallKind, policy: bool | tuple[str, ...]) -> Liveness:
+    """`policy` is whether the call is checkpointed, or the operations that it keeps."""
+    if not policy or kind.full is None:
+        return kind.none
+    if policy is True:
+        return kind.full
+    return next(entry.liveness for entry in kind.selective if entry.saved_ops == policy)
+
+
+def _counts(tensor: SharedTensor, kinds: list[CallKind], policies: list[bool | tuple[str, ...]]) -> bool:
+    calls = range(tensor.first_call, tensor.last_call + 1)
+    checkpointed = [bool(policies[call]) for call in calls if kinds[call].full is not None]
+    match tensor.kept_by:
+        case KeptBy.FULL:
+            return any(checkpointed)
+        case KeptBy.NONE:
+            return not all(checkpointed)
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -96,11 +147,14 @@ def peak_bytes() -> Callable[..., int]:
 
     def peak(model: ModelDescription, micro_batch: int, sequence: int, checkpointed: Any) -> int:
         point = (micro_batch, sequence)
-        kinds = [_liveness(model.kinds[call.kind], checkpointed(call.path)) for call in model.calls]
+        policies = [checkpointed(call.path) for call in model.calls]
+        described = [model.kinds[call.kind] for call in model.calls]
+        kinds = [_liveness(kind, policy) for kind, policy in zip(described, policies, strict=True)]
         orders = [model.kinds[call.kind].gradient_order for call in model.calls]
         kept = [kind.kept_bytes(*point) for kind in kinds]
         for tensor in model.shared:
-            kept[tensor.first_call] += tensor.size_bytes.at(*point)
+            if _counts(tensor, described, policies):
+                kept[tensor.first_call] += tensor.size_bytes.at(*point)
         sizes = {
             name: parameter.num_elements * model.param_dtype.itemsize_bytes
             for name, parameter in model.iter_parameters()
@@ -113,7 +167,8 @@ def peak_bytes() -> Callable[..., int]:
         gradients = 0
         for index in reversed(range(len(kinds))):
             path = model.calls[index].path
-            own = [sizes[f"{path}.{name}" if path else name] for name in orders[index]]
+            prefix = "" if path in ("", LOSS_PATH) else f"{path}."
+            own = [sizes[prefix + name] for name in orders[index]]
             tops += [
                 sum(kept[:index]) + moment.live_bytes.at(*point) + gradients + sum(own[: moment.num_gradients])
                 for moment in kinds[index].backward

@@ -1,13 +1,16 @@
 """Real architectures of tiny size: parameters, ties, calls, and the fingerprint of the real module."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
-from planner.schema import CallRole, ModelDescription
+from planner.schema import CallRole, ModelDescription, Work
 from runtime_client.describe import describe, from_hf_config
+from runtime_client.describe.op_sets import FLOPS_PER_BYTE
+from runtime_client.describe.selective import MAX_SETS
 from runtime_client.fingerprint import fingerprint
 
 SMALL = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -130,6 +133,31 @@ def test_matrix_products_cost_twice_forward_in_backward(case_and_model: tuple[Ca
             if region.kind == "matmul" and kind.role is CallRole.BLOCK and region.module:
                 forward, backward = region.forward.flops.at(*point), region.backward.flops.at(*point)
                 assert backward == 2 * forward
+
+
+def test_each_block_has_a_few_ways_to_be_checkpointed_of_which_none_beats_another(
+    case_and_model: tuple[Case, ModelDescription],
+) -> None:
+    case, model = case_and_model
+    point = (case.micro_batch, case.sequence)
+    for name in {call.kind for call in model.calls}:
+        kind = model.kinds[name]
+        if kind.role is not CallRole.BLOCK:
+            continue
+        assert kind.full is not None
+        assert 2 <= len(kind.selective) <= MAX_SETS
+        assert len({entry.saved_ops for entry in kind.selective}) == len(kind.selective)
+        kept = [entry.liveness.kept_bytes(*point) for entry in kind.selective]
+        costs = [_cost(entry.recompute, point) for entry in kind.selective]
+        assert kept == sorted(kept)
+        assert costs == sorted(costs, reverse=True)
+        assert kind.full.kept_bytes(*point) < kept[0]
+        assert kept[-1] < kind.none.kept_bytes(*point)
+        assert costs[0] < _cost([region.recompute for region in kind.regions], point)
+
+
+def _cost(works: Iterable[Work], point: tuple[int, int]) -> int:
+    return sum(max(work.flops.at(*point), FLOPS_PER_BYTE * work.moved_bytes.at(*point)) for work in works)
 
 
 def test_a_model_that_ignores_the_sequence() -> None:

@@ -46,11 +46,6 @@ class Stack(nn.Module):
         return self.layers[1](self.between(self.layers[0](x)))
 
 
-class RunsTwice(Stack):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers[0](super().forward(x))
-
-
 class WithScale(Stack):
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +70,6 @@ def frozen() -> nn.Module:
         (nn.ReLU, NoParameters, "nothing to shard"),
         (frozen, NoParameters, "unfreeze"),
         (WithScale, ScalarParameter, r"'scale' .*shape \(1,\)"),
-        (RunsTwice, RepeatedModule, r"'layers.0' runs more than once"),
         (lambda: Stack(lambda x: x[x.sum(-1) > 0]), DataDependent, "static shape"),
         (lambda: Stack(lambda x: x.exp() if x.shape[1] > 13 else x), DifferentTraces, "avoid branches|size"),
         (lambda: Stack(lambda x: x.repeat(1, x.shape[1] ** 2, 1)), NotPolynomial, "the terms one, bs, bss give"),

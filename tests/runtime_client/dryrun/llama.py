@@ -95,4 +95,19 @@ def example(
     return Example(model=model, vocabulary=vocabulary)
 
 
+def shared_layer() -> Example:
+    """One block that runs three times."""
+    model = Llama(num_blocks=1, width=64, heads=4, hidden=128, vocabulary=256)
+    model.layers.append(model.layers[0])
+    model.layers.append(model.layers[0])
+    return Example(model=model, vocabulary=256)
+
+
+def unused_projection() -> Example:
+    """The last block has a projection that nothing uses."""
+    found = small()
+    found.model.layers[2].unused = nn.Linear(64, 32, bias=False)
+    return found
+
+
 small = functools.partial(example, num_blocks=3, width=64, heads=4, hidden=128, vocabulary=256)

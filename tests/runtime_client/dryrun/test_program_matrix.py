@@ -1,10 +1,18 @@
-"""Predicted programs equal those that FSDP2 issues: a fixed sample of `benchmarks.program_matrix`."""
+"""Predicted programs and bytes equal those of FSDP2: a fixed sample of `benchmarks.program_matrix`."""
 
 import pytest
 
-from benchmarks.program_matrix import KNOBS, Configuration, pairwise_cover
+from benchmarks.program_configurations import (
+    EXCLUSIONS,
+    KNOBS,
+    Configuration,
+    configurations,
+    pairwise_cover,
+    runnable,
+)
+from benchmarks.program_matrix import compared_bytes, job, predicted
 from planner.program.outline import Outline, normalised
-from runtime_client.dryrun import run_isolated
+from runtime_client.dryrun import MemoryRecord, run_isolated
 from runtime_client.dryrun.compare import compare
 
 SAMPLE = {
@@ -27,15 +35,48 @@ SAMPLE = {
 }
 
 
+KNOBS_SAMPLE = {
+    configuration.name: configuration
+    for configuration in (
+        Configuration(reshard="partial", root_reshard="partial", num_micro_batches=2),
+        Configuration(mesh=(2, 4), reshard="partial-mixed", precision="bf16-fp32", kept_after_backward="second"),
+        Configuration(kept_after_backward="all", num_micro_batches=3, reshard="mixed"),
+        Configuration(mesh=(2, 4), precision="bf16-fp32", num_micro_batches=3, gradient_sync="last_micro_batch"),
+        Configuration(mesh=(2, 4), num_micro_batches=3, gradient_sync="all_reduce_on_last_micro_batch"),
+        Configuration(model="llama-unused", unused_params=True, num_micro_batches=2),
+        Configuration(separate_group=True, optimizer_event=True),
+        Configuration(mesh=(2, 4), offload="second", precision="bf16-fp32", num_micro_batches=2),
+        Configuration(shard_dims=True, offload="second", tail="unit"),
+        Configuration(precision="fp32-fp16", mesh=(8, 8)),
+        Configuration(precision="bf16-fp16", mesh=(8, 1)),
+        Configuration(checkpoint="selective-second", precision="bf16-fp32"),
+        Configuration(inside="all", reshard="mixed", checkpoint="second"),
+        Configuration(model="albert", reshard="mixed", num_micro_batches=2),
+    )
+}
+ALL = SAMPLE | KNOBS_SAMPLE
+
+
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Outline]:
-    return dict(zip(SAMPLE, run_isolated([one.job() for one in SAMPLE.values()]), strict=True))
+    return dict(zip(ALL, run_isolated([job(one) for one in ALL.values()]), strict=True))
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.fixture(scope="module")
+def memory() -> dict[str, MemoryRecord]:
+    return dict(zip(ALL, run_isolated([job(one, "memory") for one in ALL.values()]), strict=True))
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_predicted_equals_recorded(recorded, name):
-    found = compare(SAMPLE[name].predicted(), recorded[name])
+    found = compare(predicted(ALL[name]), recorded[name])
     assert found.equal, "\n".join(map(str, found.differences[:10]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_predicted_bytes_are_those_recorded(memory, name):
+    rows = compared_bytes(ALL[name], memory[name])
+    assert all(row.is_close for row in rows), [f"{row.phase}: {row.error:+.3%}" for row in rows]
 
 
 WRONG = (
@@ -53,23 +94,29 @@ WRONG = (
     {"blocks_per_unit": 2},
     {"reduce_buffers": 2},
     {"num_micro_batches": 2},
+    {"reshard": "partial"},
+    {"root_reshard": "partial"},
+    {"precision": "fp32-fp16"},
+    {"checkpoint": "selective"},
+    {"inside": "first"},
+    {"offload": "second"},
 )
 
 
 @pytest.mark.parametrize("knobs", WRONG, ids=lambda knobs: str(*knobs))
 def test_a_program_of_other_knobs_is_told_apart(recorded, knobs):
-    assert not compare(Configuration(**knobs).predicted(), recorded["llama 1x8"]).equal
+    assert not compare(predicted(Configuration(**knobs)), recorded["llama 1x8"]).equal
 
 
 def test_one_block_ahead_in_backward_is_what_fsdp2_does_anyway(recorded):
     """The two differ only where the list of the first block is empty and so falls back to the default."""
-    assert compare(Configuration(backward_prefetch=1).predicted(), recorded["llama 1x8"]).equal
+    assert compare(predicted(Configuration(backward_prefetch=1)), recorded["llama 1x8"]).equal
 
 
 def test_outlines_come_in_normal_form(recorded):
-    for configuration in SAMPLE.values():
-        predicted = configuration.predicted()
-        assert normalised(predicted) == predicted
+    for configuration in ALL.values():
+        outline = predicted(configuration)
+        assert normalised(outline) == outline
 
 
 def test_the_cover_has_every_pair_of_values():
@@ -80,3 +127,15 @@ def test_the_cover_has_every_pair_of_values():
             met = {(getattr(one, first), getattr(one, second)) for one in cover}
             assert first == second or len(met) == len(knobs[first]) * len(knobs[second])
     assert len(cover) < 2 * len(knobs["mesh"]) * len(knobs["precision"])
+
+
+def test_configurations_that_torch_refuses_are_replaced_with_a_reason():
+    wished = [Configuration(model="qwen3-moe"), Configuration(mesh=(1, 2), reshard="partial")]
+    assert [runnable(one) for one in wished] == [
+        Configuration(model="qwen3-moe", precision="bf16-fp32"),
+        Configuration(mesh=(1, 2), reshard="mixed"),
+    ]
+    assert all(exclusion.reason for exclusion in EXCLUSIONS)
+    every = configurations()
+    assert len(every) == len({one.name for one in every}) >= 200
+    assert not any(exclusion.holds(one) for one in every for exclusion in EXCLUSIONS)

@@ -1,0 +1,63 @@
+"""Predicted peaks with children of blocks checkpointed against torch's own memory tracker on real tensors."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+
+from planner.program.parts import expanded
+from planner.schema import ModelDescription
+from runtime_client.describe import TrainingExample, cross_entropy_loss, describe
+
+NUM_BLOCKS = 5
+CHECKPOINTED = {
+    "none": (),
+    "mlp": tuple(f"layers.{index}.mlp" for index in range(NUM_BLOCKS)),
+    "attention": tuple(f"layers.{index}.attention" for index in range(NUM_BLOCKS)),
+    "mixed": ("layers.0.attention", "layers.1.mlp", "layers.1.mlp_norm", "layers.3.mlp", "layers.4.attention"),
+    "all": tuple(
+        f"layers.{index}.{name}"
+        for index in range(NUM_BLOCKS)
+        for name in ("attention_norm", "attention", "mlp_norm", "mlp")
+    ),
+}
+
+
+def measured_peak_bytes(model: nn.Module, ids: torch.Tensor, modules: tuple[str, ...]) -> int:
+    """Peak of everything but parameters, buffers and inputs over one forward and backward."""
+    for path in modules:
+        parent, _, name = path.rpartition(".")
+        shell = checkpoint_wrapper(model.get_submodule(path), CheckpointImpl.NO_REENTRANT)
+        setattr(model.get_submodule(parent), name, shell)
+    tracker = MemTracker()
+    tracker.track_external(model, ids)
+    outside = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()) + ids.nbytes
+    with tracker:
+        loss = cross_entropy_loss(model(ids), (ids,), {})
+        loss.backward()
+    return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()) - outside
+
+
+@pytest.fixture(scope="module")
+def described(small_llama_example: Callable[[], TrainingExample]) -> ModelDescription:
+    return describe(small_llama_example, name="small", micro_batch=2, sequence=64)
+
+
+@pytest.mark.parametrize("case", CHECKPOINTED)
+def test_peak_equals_that_of_the_memory_tracker(
+    case: str,
+    described: ModelDescription,
+    small_llama: Callable[..., nn.Module],
+    peak_bytes: Callable[..., int],
+) -> None:
+    modules = CHECKPOINTED[case]
+    inside = [(f"layers.{index}.mlp",) for index in range(NUM_BLOCKS)]
+    model = expanded(described, inside, modules).model
+    for micro_batch, sequence in ((2, 64), (3, 96)):
+        ids = torch.zeros(micro_batch, sequence, dtype=torch.long)
+        measured = measured_peak_bytes(small_llama().to(torch.bfloat16), ids, modules)
+        predicted = peak_bytes(model, micro_batch, sequence, lambda path: path in modules)
+        assert predicted == pytest.approx(measured, rel=0.001)
