@@ -103,8 +103,8 @@ def _traced(
     walk = ModuleWalk(subject.paths, frontier, shells, storages)
     tracer = Tracer(walk, storages, saved_ops)
     kernels = AcceleratorKernels()
-    watched = (walk.hooked(), tracer.gradients_of(_named_parameters(subject)))
-    with watched[0], watched[1], WideStatistics(), tracer:  # type: ignore[no-untyped-call]
+    gradients = tracer.gradients_of(_named_parameters(subject))
+    with walk.hooked(), gradients, WideStatistics(), tracer:  # type: ignore[no-untyped-call]
         _forward_and_backward(subject, inputs, tracer, kernels)
     for call in walk.calls:
         if call.passage is not None:

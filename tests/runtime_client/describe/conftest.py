@@ -62,10 +62,10 @@ class Block(nn.Module):
 class SmallLlama(nn.Module):
     """Has glue (the table of cosines), a tensor that all blocks share, and no tricks."""
 
-    def __init__(self, num_blocks: int = 5, vocab: int = 300) -> None:
+    def __init__(self, num_blocks: int = 5, vocab: int = 300, hidden: int = 160) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, 64)
-        self.layers = nn.ModuleList(Block(64, 4, 160) for _ in range(num_blocks))
+        self.layers = nn.ModuleList(Block(64, 4, hidden) for _ in range(num_blocks))
         self.norm = RMSNorm(64)
         self.head = nn.Linear(64, vocab, bias=False)
 

@@ -9,7 +9,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from planner.schema import ModelDescription, SavedTensor
-from runtime_client.describe import TrainingExample, cross_entropy_loss, describe, from_hf_config
+from runtime_client.describe import TrainingExample, cross_entropy_loss, describe, from_hf_config, token_inputs
 
 HF_LLAMA = {
     "model_type": "llama",
@@ -103,6 +103,31 @@ def test_saved_bytes_of_a_block_by_hand(described: ModelDescription) -> None:
     mlp = 4 * tokens * hidden * 2
     saved: list[SavedTensor] = list(described.kinds["block"].none.saved)
     assert sum(tensor.size_bytes.at(2, 64) for tensor in saved) == 2 * norm + attention + mlp
+
+
+@pytest.mark.parametrize(
+    ("hidden", "peak_of_full_forward", "peak_of_backward"), [(1024, "mlp", "mlp"), (16, "attention", "mlp_norm")]
+)
+def test_where_a_block_has_its_peak_depends_on_its_sizes(
+    hidden: int, peak_of_full_forward: str, peak_of_backward: str, small_llama: Callable[..., nn.Module]
+) -> None:
+    """Moments are those of single operations: products, attention and norms each have their own."""
+    model = describe(
+        lambda: TrainingExample(model=small_llama(num_blocks=3, hidden=hidden), inputs=token_inputs),
+        name="small",
+        micro_batch=2,
+        sequence=64,
+    )
+    block = model.kinds["block"]
+    assert block.full is not None
+    for moments, module in (
+        (block.full.forward, peak_of_full_forward),
+        (block.full.backward, peak_of_backward),
+        (block.none.backward, peak_of_backward),
+    ):
+        peak = max(moments, key=lambda moment: moment.live_bytes.at(2, 64))
+        assert block.regions[peak.region].module == module
+    assert len({moment.live_bytes for moment in block.none.backward}) > 8
 
 
 def test_recomputation_stops_before_the_last_product(described: ModelDescription) -> None:
