@@ -9,8 +9,8 @@ use.
 
 [Note: what stays] Only memory depends on what is offloaded, never a result, since each handle gives back the tensor
 that went in. Parameters, buffers and inputs of the model stay on the device. So do storages that others save too,
-position tables for one: the first forward surveys who saves what, and itself takes for shared whatever comes into a module
-without a gradient.
+as position tables: the first forward surveys who saves what, and itself takes for shared whatever comes into a
+module without a gradient.
 
 [Note: calls] A call is what the planner takes for one: a module of its frontier, or a part of a block that a plan
 looks into. Code between modules and the loss cannot be seen from here, so the next call is the next of a module.
