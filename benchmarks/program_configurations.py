@@ -132,13 +132,13 @@ class Configuration:
         return next((ranks for ranks in (4, 2) if ranks < self.mesh[1] and not self.mesh[1] % ranks), None)
 
     def decisions(self, model: ModelDescription) -> Decisions:
-        """What is applied and predicted; `model` says which parameters there are to shard."""
+        """What is applied and predicted; `model` says what there is to shard and to keep."""
         param_dtype, reduce_dtype, output_dtype = PRECISIONS[self.precision]
         units = tuple(self._placed((*self._units(), self._root())))
         return Decisions(
             mesh=MeshPlan(replicate=self.mesh[0], shard=self.mesh[1]),
             units=units,
-            activations=tuple(self._activations()),
+            activations=tuple(self._activations(model)),
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
             output_dtype=output_dtype,
@@ -154,14 +154,19 @@ class Configuration:
             shard_dims=tuple(self._shard_dims(model, units)) if self.shard_dims else (),
         )
 
-    def _activations(self) -> Iterator[ActivationPlan]:
+    def _activations(self, model: ModelDescription) -> Iterator[ActivationPlan]:
+        """Selective checkpointing keeps what the description offers first; frozen blocks are offered nothing."""
         if self.checkpoint == "none":
             return
-        selective = self.checkpoint.startswith("selective")
-        paths = self.parts.blocks[self.parts.num_frozen :] if selective else self.parts.blocks
-        for path in paths[:: 2 if self.checkpoint.endswith("second") else 1]:
-            policy = ActivationPolicy.SELECTIVE if selective else ActivationPolicy.FULL
-            yield ActivationPlan(module=path, policy=policy, saved_ops=self.parts.saved_ops if selective else ())
+        every = 2 if self.checkpoint.endswith("second") else 1
+        if not self.checkpoint.startswith("selective"):
+            for path in self.parts.blocks[::every]:
+                yield ActivationPlan(module=path, policy=ActivationPolicy.FULL)
+            return
+        offered = {call.path: model.kinds[call.kind].selective for call in model.calls}
+        for path in [path for path in self.parts.blocks if offered.get(path)][::every]:
+            saved_ops = offered[path][0].saved_ops
+            yield ActivationPlan(module=path, policy=ActivationPolicy.SELECTIVE, saved_ops=saved_ops)
 
     def _groups(self) -> list[tuple[str, ...]]:
         size, paths = self.blocks_per_unit, self.parts.blocks

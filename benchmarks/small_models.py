@@ -165,10 +165,8 @@ class SmallModel:
     """Norm and head, where they may be a unit of their own."""
     inside: tuple[str, ...] = ()
     """Modules of every block that may be units of their own, in forward order."""
-    saved_ops: tuple[str, ...] = ()
-    """Operations whose outputs selective checkpointing keeps."""
     num_frozen: int = 0
-    """First blocks without a backward, which nothing checkpoints selectively."""
+    """First blocks without a backward."""
     needs_bfloat16: bool = False
     is_repeated: bool = False
     """Its blocks run several times."""
@@ -181,13 +179,11 @@ def _numbered(path: str, num: int) -> tuple[str, ...]:
     return tuple(f"{path}.{index}" for index in range(num))
 
 
-_MATMUL, _BIASED = ("aten.mm.default",), ("aten.addmm.default",)
 _LLAMA_PARTS: dict[str, Any] = {
     "blocks": _numbered("model.layers", 4),
     "embedding": "model.embed_tokens",
     "tail": ("model.norm", "lm_head"),
     "inside": ("self_attn", "mlp"),
-    "saved_ops": _MATMUL,
 }
 MODELS = {
     "llama": SmallModel(build=llama, **_LLAMA_PARTS),
@@ -195,29 +191,24 @@ MODELS = {
     "llama-half-frozen": SmallModel(build=llama_half_frozen, num_frozen=2, **_LLAMA_PARTS),
     "llama-unused": SmallModel(build=llama_unused, **_LLAMA_PARTS),
     "qwen3-moe": SmallModel(build=qwen3_moe, needs_bfloat16=True, **_LLAMA_PARTS),
-    "gpt2": SmallModel(build=gpt2, blocks=_numbered("transformer.h", 4), inside=("attn", "mlp"), saved_ops=_BIASED),
+    "gpt2": SmallModel(build=gpt2, blocks=_numbered("transformer.h", 4), inside=("attn", "mlp")),
     "vit": SmallModel(
         build=vit,
         blocks=_numbered("vit.layers", 4),
         tail=("vit.layernorm", "classifier"),
         inside=("attention", "mlp"),
-        saved_ops=_BIASED,
     ),
     "t5": SmallModel(
         build=t5,
         blocks=(*_numbered("encoder.block", 3), *_numbered("decoder.block", 3)),
         inside=("layer.0", "layer.1"),
         returns_encoding=True,
-        saved_ops=_MATMUL,
     ),
     "whisper": SmallModel(
         build=whisper,
         blocks=(*_numbered("model.encoder.layers", 3), *_numbered("model.decoder.layers", 3)),
         inside=("self_attn", "fc1"),
         returns_encoding=True,
-        saved_ops=_BIASED,
     ),
-    "albert": SmallModel(
-        build=albert, blocks=_numbered("albert.encoder.albert_layer_groups", 2), saved_ops=_BIASED, is_repeated=True
-    ),
+    "albert": SmallModel(build=albert, blocks=_numbered("albert.encoder.albert_layer_groups", 2), is_repeated=True),
 }

@@ -52,15 +52,13 @@ class Gradients:
         assert not self._summed, "backward ended with a gradient that no call completes"
         self._made.clear()
 
-    def bytes_while_made(self, contributions: Sequence[Contribution], newest: str | None) -> int:
-        """Bytes beyond what was there before a call, when it has made these gradients, `newest` the last of them.
+    def bytes_while_made(self, contributions: Sequence[Contribution]) -> int:
+        """Bytes beyond what was there before a call, when it has made these gradients.
 
-        A sum of several uses counts once. What is added to an earlier micro-batch's gradient is gone before the
-        next one is made.
+        A sum of several uses counts once. What is added to an earlier micro-batch's gradient is gone by then.
         """
         new = [item for item in contributions if item.parameter.name not in self._made]
-        alive = (item for item in new if not self._is_added(item) or item.parameter.name == newest)
-        return sum(item.parameter.gradient_bytes for item in alive)
+        return sum(item.parameter.gradient_bytes for item in new if not self._is_added(item))
 
     def added_bytes(self, contributions: Iterable[Contribution]) -> int:
         """Bytes of these gradients that autograd adds to those of earlier micro-batches."""

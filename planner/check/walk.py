@@ -12,6 +12,7 @@ from planner.check.machine import Machine, Stream
 from planner.check.parts import is_inside
 from planner.check.passes import Pass
 from planner.check.units import ShardedParameter, Unit, in_enter_order, in_leave_order
+from planner.schema.model import CallRole
 from planner.schema.plan import MemoryCategory
 from planner.schema.polynomial import Polynomial
 
@@ -69,10 +70,10 @@ class Walk:
             self.run_forward(index)
             for hooks, _ in self._leaving.get(index, ()):
                 hooks.post_forward()
+        self._let_go_of_offloaded()
         self._root.post_forward()
         for index in self.calls.loss:
             self.run_forward(index)
-        self._let_go_of_offloaded()
 
     def run_forward(self, index: int) -> None:
         """Forward of one call; the parts of a checkpointed block keep nothing each."""
@@ -81,7 +82,8 @@ class Walk:
         for moment in block.forward if block else ():
             self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: self.calls.at(moment.live_bytes)})
         self._run_call(index, self.costs.forward_ns(name), self.costs.forward_kernels(name))
-        self._let_go_of_offloaded()
+        if self.calls.kind(index).role not in (CallRole.GLUE, CallRole.LOSS):
+            self._let_go_of_offloaded()
         if block is None:
             self._keep(index)
             self._send(index)
@@ -120,7 +122,7 @@ class Walk:
             self.machine.allocate_host(size_bytes)
 
     def _let_go_of_offloaded(self) -> None:
-        """After the next call's forward the device has no need of what went to the host."""
+        """After the next module, or where the root ends, the device lets go of what went to the host."""
         if self._sending is not None:
             index, end_ns = self._sending
             self.machine.wait(Stream.COMPUTE, end_ns)
@@ -219,11 +221,10 @@ class Walk:
         gradients = calls.gradients(index)
         for moment in calls.liveness(index).backward:
             made = self._contributions(index, gradients[: moment.num_gradients])
-            newest = gradients[moment.num_gradients - 1] if moment.num_gradients else None
             sizes = {
                 MemoryCategory.TRANSIENTS: calls.at(moment.live_bytes),
                 MemoryCategory.UNSHARDED_GRADIENTS: sum(
-                    group.gradients.bytes_while_made(items, newest) for group, items in made.items()
+                    group.gradients.bytes_while_made(items) for group, items in made.items()
                 ),
             }
             machine.touch(Stream.COMPUTE, sizes)

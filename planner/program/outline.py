@@ -128,14 +128,14 @@ def normalised(operations: Sequence[OutlineOperation]) -> Outline:
     cast: _Run | None = None
     run_up: _Run | None = None
     for index, operation in enumerate(operations):
-        if cast is not None and operation.stream is cast.operation.stream:
+        if cast is not None and operation.stream is cast.operation.stream and not _makes_root(operation):
             _append(order, cast)
             cast = None
         if run_up is not None and _is_backward(operation):
             _append(order, run_up)
             run_up = None
         before = _last(order, operation.stream)
-        if before is not None and _follows_cast(operation, before):
+        if before is not None and cast is None and _follows_cast(operation, before):
             cast = _passed(order, before, _Run(operation, [index]))
         elif before is not None and run_up is None and _follows_run_up(operation, before):
             run_up = _passed(order, before, _Run(operation, [index]))
@@ -185,11 +185,17 @@ def _passed(order: list[_Run], before: _Run, run: _Run) -> _Run:
 def _follows_cast(operation: OutlineOperation, before: _Run) -> bool:
     cast = before.operation
     return (
-        operation.kind in (OutlineKind.HOST_TO_DEVICE, OutlineKind.COPY_OUT)
+        _makes_root(operation)
         and cast.kind is OutlineKind.KERNELS
-        and operation.unit == cast.unit == ""
-        and operation.phase is cast.phase is Phase.FORWARD
+        and cast.unit == ""
+        and cast.phase is Phase.FORWARD
     )
+
+
+def _makes_root(operation: OutlineOperation) -> bool:
+    """The root's parameters come into being on compute: copied out, or with one rank fetched and copied."""
+    kinds = (OutlineKind.COPY_OUT, OutlineKind.HOST_TO_DEVICE)
+    return operation.kind in kinds and operation.unit == "" and operation.phase is Phase.FORWARD
 
 
 def _follows_run_up(operation: OutlineOperation, before: _Run) -> bool:

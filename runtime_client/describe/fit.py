@@ -123,7 +123,7 @@ class Fitter:
 
 
 def without_dominated(kind: CallKind) -> CallKind:
-    """The same kind without moments that another one, of the same pass and as many gradients, is never below."""
+    """The same kind without moments that another one of the same pass is never below."""
     selective = tuple(entry.model_copy(update={"liveness": _pruned(entry.liveness)}) for entry in kind.selective)
     return kind.model_copy(
         update={
@@ -149,7 +149,7 @@ def _peaks(moments: tuple[Moment, ...]) -> tuple[Moment, ...]:
 
 
 def _is_below(one: Moment, other: Moment) -> bool:
-    return one.num_gradients == other.num_gradients and all(
+    return one.num_gradients <= other.num_gradients and all(
         getattr(one.live_bytes, term) <= getattr(other.live_bytes, term) for term in TERMS
     )
 

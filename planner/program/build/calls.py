@@ -13,7 +13,7 @@ from planner.program.events import OperationKind, Phase, Stream
 from planner.program.parts import ExpandedBlock
 from planner.program.step import KEEP, Activation, Durations, Knobs, StepInputs
 from planner.program.units import ROOT
-from planner.schema import ActivationPolicy, CallKind, Liveness, MemoryCategory, Moment, Polynomial
+from planner.schema import ActivationPolicy, CallKind, CallRole, Liveness, MemoryCategory, Moment, Polynomial
 
 _ACTIVATIONS = MemoryCategory.ACTIVATIONS
 _TRANSIENTS = MemoryCategory.TRANSIENTS
@@ -97,7 +97,8 @@ class Calls:
             self._durations.forward_kernels(name),
             host_waits=_host_waits(kind),
         )
-        self._offloads.release()
+        if kind.role not in (CallRole.GLUE, CallRole.LOSS):
+            self._offloads.release()
         if block is None:
             self._keep(call, name, f"after forward of {entry.path}", options)
             if _is_offloaded(options):
@@ -212,7 +213,7 @@ class Calls:
         self._keep(call, name, f"after recomputation of {entry.path}", options)
 
     def end_forward(self) -> None:
-        """After the last call of the forward, the loss among them."""
+        """Before the post-forward of the root."""
         self._offloads.release()
 
     # Backward
@@ -279,13 +280,11 @@ class Calls:
     def _find_worst_backward(
         self, name: str, activation: Activation, gradients: tuple[int, ...], stays: tuple[bool, ...]
     ) -> _Worst | None:
-        """A gradient that does not stay is added to one that is there already, before the next one is made."""
+        """A gradient that does not stay has been added to one that is there already; in the making it is live."""
         points = []
         for moment in liveness_of(self._model.kinds[name], activation).backward:
             made = list(zip(gradients, stays, strict=False))[: moment.num_gradients]
-            staying = sum(size for size, stay in made if stay)
-            added = made[-1][0] if made and not made[-1][1] else 0
-            points.append((self._live(moment), staying + added))
+            points.append((self._live(moment), sum(size for size, stay in made if stay)))
         return _worst(points)
 
     @property

@@ -82,11 +82,11 @@ class _Walk:
             self.calls.forward(call)
             for run in self.ends[call]:
                 self._post_forward(run.unit)
+        self.calls.end_forward()
         self._post_forward(ROOT)
         self.gathers.release_deferred()
         if self.loss is not None:
             self.calls.forward(self.loss)
-        self.calls.end_forward()
 
     def _pre_forward(self, unit: int) -> None:
         self._enter_pass(unit)

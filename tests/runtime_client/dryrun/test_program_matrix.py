@@ -52,6 +52,20 @@ KNOBS_SAMPLE = {
         Configuration(checkpoint="selective-second", precision="bf16-fp32"),
         Configuration(inside="all", reshard="mixed", checkpoint="second"),
         Configuration(model="albert", reshard="mixed", num_micro_batches=2),
+        Configuration(model="qwen3-moe", precision="bf16-fp32-out", inside="all", checkpoint="all"),
+        Configuration(model="llama-half-frozen", mesh=(1, 64), precision="bf16", inside="all", checkpoint="second"),
+        Configuration(
+            model="llama-unused",
+            mesh=(1, 2),
+            precision="bf16-fp16",
+            reshard="mixed",
+            checkpoint="all",
+            forward_prefetch=2,
+            inside="all",
+            offload="second",
+            reduce_buffers=3,
+            num_micro_batches=2,
+        ),
     )
 }
 ALL = SAMPLE | KNOBS_SAMPLE
