@@ -58,9 +58,12 @@ def test_the_optimizer_on_the_host_takes_its_time() -> None:
 
 
 def test_state_is_on_the_host() -> None:
-    """16 B for each of 13e9 parameters: 193.715 GiB on a host of 8 ranks (reported case 11)."""
+    """16 B for each of 13e9 parameters: 193.715 GiB on a host of 8 ranks (reported case 11).
+
+    While Adam steps with `foreach`, one more copy of the shards is there.
+    """
     found = predict(on(StateTier.HOST).request, on(StateTier.HOST).decisions)
-    assert round(RANKS * found.host_bytes / GIB, 3) == 193.715
+    assert round(RANKS * found.host_bytes / GIB * 16 / 20, 3) == 193.715
     device = found.peak.by_category_bytes
     assert not {MemoryCategory.PARAMETERS, MemoryCategory.OPTIMIZER} & device.keys()
 

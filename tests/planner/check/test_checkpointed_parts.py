@@ -50,13 +50,13 @@ def test_clocks_of_a_checkpointed_block() -> None:
 
 
 def test_memory_of_a_checkpointed_block() -> None:
-    # Persistent 1152; block whole 512, attn 256.
+    # Persistent 1152; block whole 512, attn 256; the block's input that no part saves 4.
     # mlp    all whole, kept 32, its gradient 256
     # attn   all whole, kept 16, both gradients 512: 1152 + 768 + 16 + 512, and the same when its reduce input
     #        takes the place of the whole attn
     request = nested_request(nested_model(1, root=False))
     found = recompute(request, nested_decisions(request, INNER), COSTS)
-    assert found.pools_bytes == {"compute": 2_448, "copy_in": 768, "reduce": 384}
+    assert found.pools_bytes == {"compute": 2_452, "copy_in": 768, "reduce": 384}
 
 
 def test_a_checkpointed_block_keeps_what_the_block_keeps() -> None:

@@ -48,11 +48,11 @@ def test_clocks() -> None:
 def test_memory() -> None:
     # compute   whole and gradient, then gradient and reduce input: 256
     # copy_in   the shard from the host 64 and the output 128
-    # host      shard 64, Adam 128, gradient 64
+    # host      shard 64, Adam 128, gradient 64; foreach Adam's copy 64 in the step
     request = blocks_only(1)
     found = recompute(request, offloaded(request), FlatCosts())
     assert found.pools_bytes == {"compute": 256, "copy_in": 64 + 128, "reduce": 64}
-    assert found.host_bytes == 256
+    assert found.host_bytes == 256 + 64
     assert MemoryCategory.PARAMETERS not in found.by_category_bytes
     assert MemoryCategory.GRADIENTS not in found.by_category_bytes
 
@@ -87,9 +87,9 @@ def test_the_cpu_waits_for_offloaded_gradients_in_the_end() -> None:
 
 
 def test_accumulation_holds_one_new_gradient_on_the_host() -> None:
-    # Two blocks of 256 B each, and the gradient of the parameter that is being added.
+    # Two blocks of 256 B each; the gradient that is being added is less than foreach Adam's copy of both shards.
     request = blocks_only(2, num_micro_batches=2)
-    assert recompute(request, offloaded(request), FlatCosts()).host_bytes == 2 * 256 + 64
+    assert recompute(request, offloaded(request), FlatCosts()).host_bytes == 2 * 256 + max(64, 2 * 64)
 
 
 @pytest.mark.parametrize("precision", [FULL_PRECISION, MIXED_PRECISION, Precision(param_dtype=DType.BFLOAT16)])
@@ -128,6 +128,6 @@ def test_some_units_on_the_host() -> None:
     replay = Replay(request, offloaded(request, on_device=1), FlatCosts())
     found = replay.run()
     assert found.optimizer_ns == 7 + 11
-    assert found.host_bytes == 256
+    assert found.host_bytes == 256 + 64
     assert replay.machine.live_bytes(Stream.COMPUTE) == 192
     assert replay.machine.live_bytes(Stream.REDUCE) == 64

@@ -56,13 +56,14 @@ def test_float16_over_both_axes_is_divided_by_all_ranks() -> None:
 def test_unused_parameters_are_reduced_as_zeros(reduces_unused: bool, expected: int, reduced: int) -> None:
     # forward: gather 1-41, copy-out 41-42, 42-1042; backward: copy-out 1042-1043, 1043-3043
     # (zeros 3043-3044), chunk_cat, reduce-scatter 30
-    # A weight has 256 B, persistent 4 x 384. Zeros are made while the unit is whole: 1024 + 768 + 256.
+    # A weight has 256 B, persistent 4 x 384, less the optimizer state of one not reduced. Zeros are made while
+    # the unit is whole: 1024 + 768 + 256.
     request = nested_request(nested_model(1, root=False, block=Block(has_spare=True, saved=0)))
     runtime = RuntimeKnobs(reduce_scatter_unused_params=reduces_unused)
     found = recompute(request, nested_decisions(request, Knobs(runtime=runtime)), COSTS)
     assert found.micro_batch_ns == expected
     assert found.pools_bytes["reduce"] == reduced
-    assert found.pools_bytes["compute"] == 4 * 384 + 1_024 + 768 + 256 * reduces_unused
+    assert found.pools_bytes["compute"] == 4 * 384 - 256 * (not reduces_unused) + 1_024 + 768 + 256 * reduces_unused
 
 
 def test_accumulating_steps_find_the_gradients_of_unused_parameters_too() -> None:
