@@ -41,12 +41,19 @@ def local_shards(parts: Partition, shard: int, units: Collection[int] | None = N
         shard: ranks of the shard axis.
         units: only parameters of these.
     """
-    wanted = None if units is None else {name for unit in units for name, _ in parts.units[unit].parameters}
+    stepped = parts.with_gradient | parts.with_zeros
+    if units is not None:
+        stepped &= {name for unit in units for name, _ in parts.units[unit].parameters}
     return [
         (name, parameter, shard_elements(parameter, shard, parts.dims.get(name, 0), name))
         for name, parameter in parts.model.iter_parameters()
-        if name in parts.with_gradient | parts.with_zeros and (wanted is None or name in wanted)
+        if name in stepped
     ]
+
+
+def units_of(parts: Partition, knobs: Knobs, *, on_host: bool) -> list[int]:
+    """The units whose shards are on the host, or those on the device."""
+    return [unit for unit in range(len(parts.units)) if knobs.is_on_host(unit) is on_host]
 
 
 def step_inputs(

@@ -11,6 +11,7 @@ from planner.program.inputs import (
     partition_of,
     precision_of,
     step_inputs,
+    units_of,
 )
 from planner.program.predicted import launches_only
 from planner.schema import Decisions, ModelDescription, Workload
@@ -58,7 +59,7 @@ def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Wor
     """
     parts = partition_of(model, decisions)
     knobs = knobs_of(decisions, parts)
-    units = [unit for unit in range(len(parts.units)) if not knobs.is_on_host(unit)]
+    units = units_of(parts, knobs, on_host=False)
     shards = local_shards(parts, decisions.mesh.shard, units)
     inputs = step_inputs(
         parts,

@@ -15,6 +15,7 @@ from planner.program.inputs import (
     partition_of,
     precision_of,
     step_inputs,
+    units_of,
 )
 from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition
@@ -131,11 +132,6 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
         cpu_optimizer_ns=cpu_optimizer_ns,
         accumulates_shards=any(place.finds_sharded_gradients for place, _ in places),
     )
-
-
-def units_of(parts: Partition, knobs: Knobs, *, on_host: bool) -> list[int]:
-    """The units whose shards are on the host, or those on the device."""
-    return [unit for unit in range(len(parts.units)) if knobs.is_on_host(unit) is on_host]
 
 
 def predict(request: PlanRequest, decisions: Decisions) -> Predictions:

@@ -11,7 +11,7 @@ from planner.program.build.shared_tensors import SharedTensors
 from planner.program.choices import ALWAYS, Condition
 from planner.program.events import OperationKind, Phase, Stream
 from planner.program.parts import ExpandedBlock
-from planner.program.step import KEEP, Activation, Durations, Knobs, StepInputs
+from planner.program.step import KEEP, RECOMPUTE, Activation, Durations, Knobs, StepInputs
 from planner.program.units import ROOT
 from planner.schema import ActivationPolicy, CallKind, CallRole, Liveness, MemoryCategory, Moment, Polynomial
 
@@ -80,14 +80,9 @@ class Calls:
         entry = self._model.calls[call]
         name, kind = entry.kind, self.kind(call)
         block = self._block_of.get(call)
-        options = list(self._options(call, kind))
+        options = list(self._options(call))
         self._land()
-        for activation, when in options:
-            worst = self._worst_forward(name, activation)
-            if worst is not None:
-                kept = self._kept_bytes(call, name, activation)
-                moment = f"forward of {entry.path}, point {worst.index}"
-                self._emitter.touch(_split(kept, worst.live), moment, when)
+        self._touch_forward(call, "forward", options)
         if block is not None:
             self._touch_block_forward(block)
         self._compute(
@@ -104,17 +99,17 @@ class Calls:
             if _is_offloaded(options):
                 self._offloads.out(call, self._own_kept(name, KEEP), self._innermost)
         elif call == block.last:
-            kept = self._own_kept(block.kind, _FULL)
+            kept = self._own_kept(block.kind, RECOMPUTE)
             moment = f"after forward of {block.path}"
             self._emitter.allocate(f"B{block.first}", Stream.COMPUTE, _ACTIVATIONS, kept, moment)
             for part in range(block.first, block.last + 1):
                 self._shared.keep(part, moment)
-        self._launch(call, [(activation, when, "after_forward") for activation, when in options])
+        self._launch(call, "after_forward", options)
 
-    def _launch(self, call: int, options: list[tuple[Activation, Condition, str]]) -> None:
+    def _launch(self, call: int, which: str, options: list[tuple[Activation, Condition]]) -> None:
         """What is on its way from this call to the next one to run."""
         entry = self._model.calls[call]
-        for activation, when, which in options:
+        for activation, when in options:
             size = self._in_flight(entry.kind, activation, which)
             moment = f"{which.replace('_', ' ')} of {entry.path}"
             self._emitter.allocate(f"V{call}", Stream.COMPUTE, _TRANSIENTS, size, moment, when)
@@ -131,11 +126,19 @@ class Calls:
         size: Polynomial = getattr(liveness, which)
         return size.at(self._inputs.micro_batch, self._inputs.sequence)
 
+    def _touch_forward(self, call: int, what: str, options: list[tuple[Activation, Condition]]) -> None:
+        entry = self._model.calls[call]
+        for activation, when in options:
+            worst = self._worst_forward(entry.kind, activation)
+            if worst is not None:
+                kept = self._kept_bytes(call, entry.kind, activation)
+                self._emitter.touch(_split(kept, worst.live), f"{what} of {entry.path}, point {worst.index}", when)
+
     def _touch_block_forward(self, block: ExpandedBlock) -> None:
-        worst = self._worst_forward(block.kind, _FULL)
+        worst = self._worst_forward(block.kind, RECOMPUTE)
         if worst is not None:
             moment = f"forward of {block.path}, point {worst.index}"
-            self._emitter.touch(_split(self._own_kept(block.kind, _FULL), worst.live), moment)
+            self._emitter.touch(_split(self._own_kept(block.kind, RECOMPUTE), worst.live), moment)
 
     def _keep(self, call: int, name: str, moment: str, options: list[tuple[Activation, Condition]]) -> None:
         for activation, when in options:
@@ -143,7 +146,7 @@ class Calls:
             self._emitter.allocate(f"K{call}", Stream.COMPUTE, _ACTIVATIONS, kept, moment, when)
         self._shared.keep(call, moment)
 
-    def _options(self, call: int, kind: CallKind) -> Iterator[tuple[Activation, Condition]]:
+    def _options(self, call: int) -> Iterator[tuple[Activation, Condition]]:
         choice = self._knobs.activation.get(call)
         if choice is None:
             yield KEEP, ALWAYS
@@ -179,7 +182,7 @@ class Calls:
             for tensor in kind.none.saved
             if tensor.from_input
         )
-        held = max(0, self._own_kept(block.kind, _FULL) - saved)
+        held = max(0, self._own_kept(block.kind, RECOMPUTE) - saved)
         moment = f"recomputation of {block.path}"
         self._emitter.allocate(f"I{block.first}", Stream.COMPUTE, _ACTIVATIONS, held, moment)
 
@@ -195,12 +198,8 @@ class Calls:
         """Run a part of a checkpointed block again; the recomputation `stops` once all that is needed is there."""
         entry = self._model.calls[call]
         name, kind = entry.kind, self.kind(call)
-        for activation, when in self._options(call, kind):
-            worst = self._worst_forward(name, activation)
-            if worst is not None:
-                kept = self._kept_bytes(call, name, activation)
-                moment = f"recomputation of {entry.path}, point {worst.index}"
-                self._emitter.touch(_split(kept, worst.live), moment, when)
+        options = list(self._options(call))
+        self._touch_forward(call, "recomputation", options)
         durations = self._durations
         self._compute(
             OperationKind.RECOMPUTE,
@@ -209,7 +208,6 @@ class Calls:
             durations.recompute_kernels(name) if stops else durations.forward_kernels(name),
             host_waits=_host_waits(kind),
         )
-        options = list(self._options(call, kind))
         self._keep(call, name, f"after recomputation of {entry.path}", options)
 
     def end_forward(self) -> None:
@@ -222,14 +220,14 @@ class Calls:
         """Recomputation (where the call itself is checkpointed) and backward of a call."""
         entry = self._model.calls[call]
         kind = self.kind(call)
+        options = list(self._options(call))
         self._land()
-        if _is_offloaded(self._options(call, kind)):
+        if _is_offloaded(options):
             self._offloads.wait_for(call, self._innermost)
         self._emitter.free(f"K{call}")
         self._shared.free(call)
         if not kind.output_requires_grad:
             return
-        options = list(self._options(call, kind))
         for activation, when in options:
             self._touch_backward(call, activation, when)
             if activation.policy in (ActivationPolicy.FULL, ActivationPolicy.SELECTIVE):
@@ -248,7 +246,7 @@ class Calls:
         if added and self._reductions.adds_in_place(unit):
             duration += self._durations.copy_ns(2 * added, added)
         self._compute(OperationKind.BACKWARD, entry.path, duration, self._durations.backward_kernels(entry.kind))
-        self._launch(call, [(activation, when, "after_backward") for activation, when in options])
+        self._launch(call, "after_backward", options)
         moment = f"after backward of {entry.path}"
         if not self._reductions.adds_in_place(unit):
             self._reductions.made(unit, call, gradients, moment)
@@ -316,7 +314,6 @@ class Calls:
             )
 
 
-_FULL = Activation(policy=ActivationPolicy.FULL)
 _PHASES = {
     OperationKind.FORWARD: Phase.FORWARD,
     OperationKind.RECOMPUTE: Phase.RECOMPUTE,
