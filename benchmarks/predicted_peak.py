@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.record import provenance
-from benchmarks.small_models import LowRank
+from benchmarks.small_models import with_low_rank
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -54,12 +54,7 @@ def llama() -> TrainingExample:
 
 
 def llama_lora() -> TrainingExample:
-    example = llama()
-    example.model.requires_grad_(False)
-    for name, module in list(example.model.named_modules()):
-        if name.endswith("self_attn"):
-            module.q_proj, module.v_proj = (LowRank(old, rank=16) for old in (module.q_proj, module.v_proj))
-    return example
+    return with_low_rank(llama(), rank=16)
 
 
 def gpt2() -> TrainingExample:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from benchmarks import ladder
 from runtime_client.describe import TrainingExample, from_hf_config
 
 _DECODER = {
@@ -29,11 +30,15 @@ def llama() -> TrainingExample:
 
 def llama_lora() -> TrainingExample:
     """Frozen, with low-rank additions to two projections of every block."""
-    example = llama()
+    return with_low_rank(llama(), rank=4)
+
+
+def with_low_rank(example: TrainingExample, rank: int) -> TrainingExample:
+    """The example frozen, with low-rank additions to the query and value projections of a Llama."""
     example.model.requires_grad_(False)
     for name, module in list(example.model.named_modules()):
         if name.endswith("self_attn"):
-            module.q_proj, module.v_proj = LowRank(module.q_proj), LowRank(module.v_proj)
+            module.q_proj, module.v_proj = (LowRank(old, rank) for old in (module.q_proj, module.v_proj))
     return example
 
 
@@ -129,6 +134,11 @@ def albert() -> TrainingExample:
     )
 
 
+def small_ladder() -> TrainingExample:
+    """Hardly any activations: a buffer that lives one moment longer than predicted shows in the peak."""
+    return ladder.build(num_blocks=4)
+
+
 def llama_unused() -> TrainingExample:
     """Every second block has a projection that nothing uses."""
     example = llama()
@@ -140,7 +150,7 @@ def llama_unused() -> TrainingExample:
 class LowRank(nn.Module):
     """A frozen projection with a trainable low-rank addition."""
 
-    def __init__(self, frozen: nn.Linear, rank: int = 4) -> None:
+    def __init__(self, frozen: nn.Linear, rank: int) -> None:
         super().__init__()
         self.frozen = frozen
         self.down = nn.Linear(frozen.in_features, rank, bias=False)
@@ -210,5 +220,6 @@ MODELS = {
         inside=("self_attn", "fc1"),
         returns_encoding=True,
     ),
+    "ladder": SmallModel(build=small_ladder, blocks=_numbered("layers", 4), embedding="embedding", tail=("head",)),
     "albert": SmallModel(build=albert, blocks=_numbered("albert.encoder.albert_layer_groups", 2), is_repeated=True),
 }

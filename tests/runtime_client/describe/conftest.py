@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.schema import LOSS_PATH, CallKind, KeptBy, Liveness, ModelDescription, SharedTensor
-from runtime_client.describe import TrainingExample, token_inputs
+from runtime_client.describe import TrainingExample, describe, token_inputs
 
 
 class RMSNorm(nn.Module):
@@ -86,6 +86,12 @@ def small_llama() -> Callable[..., nn.Module]:
 @pytest.fixture(scope="session")
 def small_llama_example() -> Callable[[], TrainingExample]:
     return lambda: TrainingExample(model=SmallLlama(), inputs=token_inputs)
+
+
+@pytest.fixture(scope="session")
+def described(small_llama_example: Callable[[], TrainingExample]) -> ModelDescription:
+    """Of the small Llama; test files with a subject of their own have their own."""
+    return describe(small_llama_example, name="small", micro_batch=2, sequence=64)
 
 
 class LiveBytes(TorchDispatchMode):

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.distributed._tools.mem_tracker import MemTracker
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from planner.schema import ModelDescription, SavedTensor
-from runtime_client.describe import TrainingExample, cross_entropy_loss, describe, from_hf_config, token_inputs
+from runtime_client.describe import TrainingExample, describe, from_hf_config, token_inputs
+from tests.runtime_client.describe.measured import measured_peak_bytes
 
 HF_LLAMA = {
     "model_type": "llama",
@@ -29,28 +28,10 @@ POLICIES = {
 }
 
 
-def measured_peak_bytes(
-    model: nn.Module, ids: torch.Tensor, parent: str, checkpointed: Callable[[str], bool]
-) -> int:
-    """Peak of everything but parameters, buffers and inputs over one forward and backward."""
-    layers = model.get_submodule(parent)
-    for name, layer in list(layers.named_children()):
-        if checkpointed(f"{parent}.{name}"):
-            setattr(layers, name, checkpoint_wrapper(layer, CheckpointImpl.NO_REENTRANT))
-    tracker = MemTracker()
-    tracker.track_external(model, ids)
-    outside = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()) + ids.nbytes
-    with tracker:
-        output = model(ids)
-        loss = cross_entropy_loss(output, (ids,), {})
-        del output
-        loss.backward()
-    return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()) - outside
-
-
-@pytest.fixture(scope="module")
-def described(small_llama_example: Callable[[], TrainingExample]) -> ModelDescription:
-    return describe(small_llama_example, name="small", micro_batch=2, sequence=64)
+def checkpointed(model: nn.Module, parent: str, policy: str) -> list[str]:
+    """Children of a module that a policy checkpoints."""
+    paths = [f"{parent}.{name}" for name, _ in model.get_submodule(parent).named_children()]
+    return [path for path in paths if POLICIES[policy](path)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -62,7 +43,8 @@ def test_peak_equals_that_of_the_memory_tracker(
 ) -> None:
     for micro_batch, sequence in ((2, 64), (3, 96)):
         ids = torch.zeros(micro_batch, sequence, dtype=torch.long)
-        measured = measured_peak_bytes(small_llama().to(torch.bfloat16), ids, "layers", POLICIES[policy])
+        model = small_llama().to(torch.bfloat16)
+        measured = measured_peak_bytes(model, ids, checkpointed(model, "layers", policy))
         assert peak_bytes(described, micro_batch, sequence, POLICIES[policy]) == pytest.approx(measured, rel=0.001)
 
 
@@ -72,7 +54,7 @@ def test_peak_of_a_transformers_model_run_eagerly(policy: str, peak_bytes: Calla
     model = describe(build, name="llama", micro_batch=2, sequence=64)
     real = build().model.to(torch.bfloat16)
     ids = torch.zeros(2, 64, dtype=torch.long)
-    measured = measured_peak_bytes(real, ids, "model.layers", POLICIES[policy])
+    measured = measured_peak_bytes(real, ids, checkpointed(real, "model.layers", policy))
     assert peak_bytes(model, 2, 64, POLICIES[policy]) == pytest.approx(measured, rel=0.01)
 
 

@@ -5,12 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.distributed._tools.mem_tracker import MemTracker
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from planner.program.parts import expanded
 from planner.schema import ModelDescription
-from runtime_client.describe import TrainingExample, cross_entropy_loss, describe
+from tests.runtime_client.describe.measured import measured_peak_bytes
 
 NUM_BLOCKS = 5
 CHECKPOINTED = {
@@ -24,26 +22,6 @@ CHECKPOINTED = {
         for name in ("attention_norm", "attention", "mlp_norm", "mlp")
     ),
 }
-
-
-def measured_peak_bytes(model: nn.Module, ids: torch.Tensor, modules: tuple[str, ...]) -> int:
-    """Peak of everything but parameters, buffers and inputs over one forward and backward."""
-    for path in modules:
-        parent, _, name = path.rpartition(".")
-        shell = checkpoint_wrapper(model.get_submodule(path), CheckpointImpl.NO_REENTRANT)
-        setattr(model.get_submodule(parent), name, shell)
-    tracker = MemTracker()
-    tracker.track_external(model, ids)
-    outside = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()) + ids.nbytes
-    with tracker:
-        loss = cross_entropy_loss(model(ids), (ids,), {})
-        loss.backward()
-    return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values()) - outside
-
-
-@pytest.fixture(scope="module")
-def described(small_llama_example: Callable[[], TrainingExample]) -> ModelDescription:
-    return describe(small_llama_example, name="small", micro_batch=2, sequence=64)
 
 
 @pytest.mark.parametrize("case", CHECKPOINTED)
