@@ -9,7 +9,7 @@ from rich.text import Text
 from api.cli.render.arrange import indented
 from api.cli.render.folding import Strip, UnitRow, UnitTraits, decision_strips, fold_units
 from api.cli.render.quantities import count, quantity
-from planner.schema import Decisions
+from planner.schema import Decisions, GradientSync
 
 _LEAST_BLOCKS_FOR_A_STRIP = 4
 _ROOMY = 72
@@ -47,8 +47,16 @@ def global_words(decisions: Decisions) -> str:
         words.append(f"{runtime.reduce_scatter_max_input_buffers} reduce buffers")
     if runtime.separate_reduce_scatter_group:
         words.append("own communicator for reduces")
-    if runtime.gradient_sync == "last_micro_batch":
+    if runtime.gradient_sync is GradientSync.LAST_MICRO_BATCH:
         words.append("gradients reduced on the last micro-batch only")
+    if runtime.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST:
+        words.append("all-reduced on the last micro-batch only")
+    if runtime.reduce_scatter_unused_params:
+        words.append("unused parameters reduced as zeros")
+    if runtime.post_optimizer_event:
+        words.append("gathers wait for the optimizer alone")
+    if decisions.shard_dims:
+        words.append(f"{count(len(decisions.shard_dims), 'parameter')} sharded on another dimension than 0")
     return ", ".join(words)
 
 

@@ -66,7 +66,9 @@ def decision_strips(decisions: Decisions) -> tuple[Strip, ...]:
         if "*" in "".join(traits.family):
             families.setdefault(traits.family, []).append((traits, unit))
     aspects: tuple[tuple[str, Callable[[UnitTraits], bool]], ...] = (
-        ("checkpoint", lambda traits: traits.activations != "keep"),
+        ("checkpoint", lambda traits: "checkpoint" in traits.activations),
+        ("selective", lambda traits: "selective" in traits.activations),
+        ("offload", lambda traits: "offload" in traits.activations),
         ("reshard", lambda traits: not traits.reshard.startswith("keep")),
     )
     strips = []
@@ -97,16 +99,17 @@ def unit_traits(decisions: Decisions) -> list[UnitTraits]:
 
 
 def reshard_words(unit: UnitPlan) -> str:
-    """What happens to the gathered parameters after forward."""
+    """What happens to the gathered parameters after forward, and after backward where they stay."""
+    kept = "" if unit.reshard_after_backward else ", keep after backward"
     match unit.reshard_after_forward:
         case None:
-            return "keep" if unit.modules == ("",) else "reshard"
+            return ("keep" if unit.modules == ("",) else "reshard") + kept
         case True:
-            return "reshard"
+            return f"reshard{kept}"
         case False:
-            return "keep"
+            return f"keep{kept}"
         case degree:
-            return f"reshard to {degree}"
+            return f"reshard to {degree}{kept}"
 
 
 def _row_name(traits: UnitTraits, units: list[UnitPlan]) -> str:
