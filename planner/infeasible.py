@@ -2,8 +2,7 @@
 
 from math import ceil
 
-from planner.candidates import Candidate, NoValueLeft, candidates
-from planner.nodes import find_least_memory, open_candidate
+from planner.leanest import Leanest, leanest, leanest_of
 from planner.refuse import MAX_DEVICES
 from planner.schema import (
     ClusterDescription,
@@ -13,8 +12,8 @@ from planner.schema import (
     PlanRequest,
 )
 from planner.schema.base import MAX_INTEGER
-from planner.search import Found
 from planner.simulate.predict import predict
+from planner.space.opened import regions
 
 MAX_FACTOR = 64
 """How many times the nodes the search for a fitting number of ranks tries."""
@@ -35,19 +34,16 @@ _ADVICE = {
 }
 
 
-def explain_infeasible(request: PlanRequest, found: Found) -> Infeasibility:
+def explain_infeasible(request: PlanRequest) -> Infeasibility:
     """Least memory over all plans, the device memory and the number of ranks with which one fits."""
-    best = min(found.all_candidates, key=lambda item: item.heuristic.evaluation.peak)
-    needed = best.heuristic.evaluation.peak
-    budget = best.costs.budget
-    decisions = best.unpack(request, best.heuristic.best)
-    peak = predict(request, decisions).peak
+    best = leanest(request)
+    needed, budget = best.evaluation.needed, best.item.costs.budget
+    peak = predict(request, best.item.unpack(request, best.assignment)).peak
     binding = max(peak.by_category_bytes, key=lambda category: peak.by_category_bytes[category])
     ranks = _fewest_ranks(request)
     device_bytes = _device_bytes(budget, needed)
     return Infeasibility(
-        reason=f"{_least(found, needed)} of device memory for tensors, and {_left(budget)}; "
-        f"the peak is at {peak.moment}",
+        reason=f"{_least(best)} of device memory for tensors, and {_left(budget)}; the peak is at {peak.moment}",
         binding=binding,
         needed_bytes=needed,
         budget_bytes=budget.budget_bytes,
@@ -81,17 +77,8 @@ def _most_ranks(request: PlanRequest) -> int:
 
 def _fits(request: PlanRequest) -> bool:
     """Whether the fully sharded mesh fits with some grouping."""
-    sharded = [c for c in candidates(request) if c.mesh.replicate == 1]
-    return any(_fits_candidate(request, candidate) for candidate in sharded)
-
-
-def _fits_candidate(request: PlanRequest, candidate: Candidate) -> bool:
-    try:
-        item = open_candidate(request, candidate)
-    except NoValueLeft:
-        return False
-    find_least_memory(item)
-    return item.heuristic.feasible
+    sharded = [region for region in regions(request) if region.candidate.mesh.replicate == 1]
+    return leanest_of(sharded, until=lambda best: best.fits).fits
 
 
 def _scaled(request: PlanRequest, factor: int) -> PlanRequest:
@@ -117,11 +104,10 @@ def _device_bytes(budget: MemoryBudget, needed: int) -> int | None:
     return size if size <= MAX_INTEGER else None
 
 
-def _least(found: Found, needed: int) -> str:
+def _least(best: Leanest) -> str:
     """What is needed, and whether that is proven."""
-    if any(item.can_fit for item in found.all_candidates):
-        return f"no plan was found that needs less than {_size(needed)}"
-    return f"every plan needs at least {_size(needed)}"
+    most = "every plan needs at least" if best.is_proven else "no plan was found that needs less than"
+    return f"{most} {_size(best.evaluation.needed)}"
 
 
 def _left(budget: MemoryBudget) -> str:

@@ -8,7 +8,6 @@ from planner import __version__
 from planner.catalog.torch_versions import required_torch
 from planner.check import check
 from planner.infeasible import explain_infeasible
-from planner.knobs import num_micro_batches
 from planner.reasons import reasons_of
 from planner.refuse import refuse_unsupported
 from planner.schema import (
@@ -16,6 +15,7 @@ from planner.schema import (
     Certificate,
     ClientFeature,
     Decisions,
+    GradientSync,
     Infeasibility,
     InputHashes,
     ModelDescription,
@@ -52,7 +52,7 @@ def make_plan(request: PlanRequest, *, on_progress: OnProgress | None = None) ->
     found = search(request, on_progress)
     searched = monotonic() - started
     if found.best is None or found.assignment is None:
-        return _wrap(_infeasible_body(request, explain_infeasible(request, found)), started, searched)
+        return _wrap(_infeasible_body(request, explain_infeasible(request)), started, searched)
     return _wrap(_feasible_body(request, found, on_progress), started, searched)
 
 
@@ -92,7 +92,7 @@ def _certificate(step_ns: int, found: Found) -> Certificate:
         lower_bound=bound,
         gap=round((step_ns - bound) / step_ns, 9) if step_ns else 0.0,
         status="optimal" if bound == step_ns else "provisional" if found.interrupted else "bounded",
-        num_candidates=len(found.all_candidates),
+        num_candidates=found.num_regions,
         num_pruned=found.num_pruned,
         deterministic_time=found.deterministic_time,
         wall_clock_struck=found.wall_clock_struck,
@@ -105,7 +105,7 @@ def _require_agreement(request: PlanRequest, body: PlanBody, found: Found) -> No
     assert found.assignment is not None
     assert body.predictions is not None
     evaluation = found.best.heuristic.evaluate(found.assignment)
-    objective = num_micro_batches(request) * evaluation.makespan + found.best.optimizer_ns
+    objective = evaluation.makespan + found.best.optimizer_ns
     if objective != body.predictions.step_time_ns or evaluation.peak != body.predictions.peak.reserved_bytes:
         raise PlannerDefect(
             f"the solver's objective {objective} ns and peak {evaluation.peak} bytes differ from the simulator's "
@@ -140,6 +140,8 @@ def _requirements(decisions: Decisions, model: ModelDescription) -> Requirements
         ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,
         ClientFeature.RESHARD_INTEGER: any(_reshards_in_part(unit) for unit in decisions.units),
         ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in decisions.units),
+        ClientFeature.ACCUMULATION: runtime.gradient_sync is not GradientSync.EVERY_MICRO_BATCH
+        or not all(unit.reshard_after_backward for unit in decisions.units),
     }
     return Requirements(
         client_features=tuple(feature for feature, needed in features.items() if needed),

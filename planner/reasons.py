@@ -1,12 +1,10 @@
 """Why the plan is what it is: what binds, and what the alternatives would have cost."""
 
 from planner.costs.optimizer import state_notes
-from planner.knobs import num_micro_batches
-from planner.nodes import OpenCandidate
 from planner.older_torch import older_torch_notes
 from planner.program.inputs import local_shards, partition_of
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
-from planner.search import Found
+from planner.search import Found, Tried
 
 MAX_ALTERNATIVES = 6
 _NEARLY_FULL = 0.97
@@ -22,7 +20,7 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
             *older_torch_notes(request, decisions),
             *_unused_measurements(request),
         ),
-        alternatives=tuple(_alternatives(request, found)),
+        alternatives=tuple(_alternatives(found)),
     )
 
 
@@ -92,21 +90,16 @@ def _unused_measurements(request: PlanRequest) -> list[str]:
     return notes
 
 
-def _alternatives(request: PlanRequest, found: Found) -> list[Alternative]:
-    """The best plan found under other meshes and groupings, nearest first."""
+def _alternatives(found: Found) -> list[Alternative]:
+    """The best plan found under other global choices, nearest first; those ruled out unseen are left out."""
     assert found.best is not None
-    others = [item for item in found.all_candidates if item is not found.best]
-    others.sort(key=lambda item: (not item.heuristic.feasible, _step_ns(request, item)))
+    best: dict[str, Tried] = {}
+    for node in found.nodes:
+        tried = min(node.tried.values(), default=None)
+        if tried is not None and node.region.label != found.best.candidate.label:
+            best[node.region.label] = min(tried, best.get(node.region.label, tried))
+    nearest = sorted(best.items(), key=lambda entry: (entry[1], entry[0]))
     return [
-        Alternative(
-            change=item.candidate.label,
-            step_time_ns=_step_ns(request, item),
-            reserved_bytes=item.heuristic.evaluation.peak,
-            fits=item.heuristic.feasible,
-        )
-        for item in others[:MAX_ALTERNATIVES]
+        Alternative(change=label, step_time_ns=t.step_ns, reserved_bytes=t.needed_bytes, fits=not t.exceeds)
+        for label, t in nearest[:MAX_ALTERNATIVES]
     ]
-
-
-def _step_ns(request: PlanRequest, item: OpenCandidate) -> int:
-    return num_micro_batches(request) * item.heuristic.evaluation.makespan + item.optimizer_ns

@@ -1,25 +1,27 @@
-"""The search: a problem per global choice, heuristics on all, CP-SAT where the bound leaves room."""
+"""The search: best-first over regions of global choices, each bounded ever more sharply, the lowest bound first.
 
-from collections.abc import Callable
+A region is bounded by its floor, then by the class relaxation of its problem, with rows added as needed, then by
+CP-SAT. Whenever that yields decisions they are tried under the region's settings. A region leaves when its bound
+shows that it cannot improve the best plan by more than half of the accepted gap.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from time import monotonic
 
-from planner.candidates import NoValueLeft, candidates, refuse_unknown_knobs
-from planner.knobs import knob_names, num_micro_batches
-from planner.nodes import Node, OpenCandidate, find_least_memory, first_nodes, open_candidate, split
 from planner.schema import PlanRequest
-from solver.schedule.patterns import with_values
+from planner.space.candidate import Setting
+from planner.space.opened import OpenCandidate, Region, regions
 from solver.schedule.problem import Assignment
-from solver.schedule.search import Limits, Result, prove
+from solver.schedule.search import Limits, prove
 from solver.schedule.tidy import tidy
 
-SKETCH_EVALUATIONS = 160
-"""Evaluations that rank one global choice among the others."""
-IMPROVE_EVALUATIONS = 800
-NUM_IMPROVED = 3
-"""Best-ranked global choices whose heuristic solution is improved before anything is proven."""
+LOCAL_EVALUATIONS = 400
+"""Evaluations of the local search around the best of a region that stays in question."""
 FIRST_EFFORT = 0.5
-"""Deterministic seconds of a node's first proof attempt; each further attempt gets twice as much."""
+"""Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +32,61 @@ class Progress:
     incumbent_ns: int | None
     """Best step time so far."""
     bound_ns: int | None
-    """No plan is faster than this; None until every global choice has been looked at."""
+    """No plan is faster than this."""
     message: str
 
 
 OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Tried:
+    """The best decisions known under a setting; the smallest is the best."""
+
+    exceeds: bool
+    """They do not keep the budget."""
+    step_ns: int
+    needed_bytes: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Node:
+    """A region, or one setting of it, with what is known about it."""
+
+    region: Region
+    settings: tuple[Setting, ...]
+    lower_bound: int
+    """On the step."""
+    stage: int = 0
+    """How often its bound was sharpened."""
+    relaxed: OpenCandidate | None = None
+    tried: dict[Setting, Tried] = field(default_factory=dict)
+    """Settings that were looked at."""
+    is_finished: bool = False
+    """CP-SAT solved its problem to the accepted gap, or nothing in it can improve the best plan."""
+    is_split: bool = False
+    """Its settings are nodes of their own."""
+    is_empty: bool = False
+    """No plan of it keeps the budget."""
+
+    @property
+    def is_relaxed(self) -> bool:
+        """Its problem bounds several settings, and none of them exactly."""
+        return len(self.settings) > 1
+
+    def item(self) -> OpenCandidate:
+        """The problem that bounds it."""
+        if self.relaxed is None:
+            self.relaxed = self.region.relaxed() if self.is_relaxed else self.region.open(self.settings[0])
+        return self.relaxed
+
+    def open(self, setting: Setting) -> OpenCandidate:
+        """The problem under one setting."""
+        return self.item() if self.settings == (setting,) else self.region.open(setting)
+
+    def forget(self) -> None:
+        """Free the problem; it is made again if the node comes back."""
+        self.relaxed = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +97,11 @@ class Found:
     assignment: Assignment | None
     lower_bound_ns: int
     """On the step."""
-    all_candidates: tuple[OpenCandidate, ...]
+    nodes: tuple[Node, ...]
+    """All regions, those that cannot fit left out."""
+    num_regions: int
     num_pruned: int
+    """Regions discarded by their floor alone."""
     deterministic_time: float
     wall_clock_struck: bool
     interrupted: bool
@@ -59,192 +114,198 @@ def search(request: PlanRequest, on_progress: OnProgress | None = None) -> Found
 
 @dataclass(slots=True)
 class _Search:
-    """Heuristics on every global choice, then proofs on a shrinking set of nodes, the lowest bound first."""
-
     request: PlanRequest
     on_progress: OnProgress | None
     started: float = field(default_factory=monotonic)
-    items: list[OpenCandidate] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+    queue: list[tuple[int, int, Node]] = field(default_factory=list)
+    order: Iterator[int] = field(default_factory=count)
+    num_regions: int = 0
     best: OpenCandidate | None = None
     assignment: Assignment | None = None
-    micro_batch_ns: int | None = None
+    incumbent_ns: int | None = None
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
-    attempted: set[int] = field(default_factory=set)
-    """Identities of the items that CP-SAT worked on."""
-    all_open: bool = False
-    """Every global choice has its nodes; before, nothing bounds the step time."""
 
     def run(self) -> Found:
         try:
-            self._open_all()
-            self._improve()
-            self._prove()
+            self._open()
+            while self.queue and not (self.struck or self.interrupted):
+                self._step()
         except KeyboardInterrupt:
+            if self.best is None:
+                raise
             self.interrupted = True
-        if self.interrupted and self.best is None:
-            raise KeyboardInterrupt
+        bound = self._bound()
         self._tidy()
         return Found(
             best=self.best,
             assignment=self.assignment,
-            lower_bound_ns=self._bound(),
-            all_candidates=tuple(self.items),
-            num_pruned=self._num_pruned(),
+            lower_bound_ns=bound,
+            nodes=tuple(self.nodes),
+            num_regions=self.num_regions,
+            num_pruned=self.num_regions - len({id(node.region) for node in self.nodes if node.stage}),
             deterministic_time=round(self.spent, 6),
             wall_clock_struck=self.struck,
             interrupted=self.interrupted,
         )
 
-    def _open_all(self) -> None:
-        knobs: set[str] = set()
-        refusals: list[NoValueLeft] = []
-        for candidate in candidates(self.request):
-            if self._is_late():
-                self.struck = True
-                return
-            knobs.update(knob_names(candidate))
-            try:
-                item = open_candidate(self.request, candidate)
-            except NoValueLeft as refusal:
-                refusals.append(refusal)
-                continue
-            item.heuristic.sketch(max_evaluations=SKETCH_EVALUATIONS)
-            if not item.heuristic.feasible:
-                find_least_memory(item)
-            self.items.append(item)
-            if item.heuristic.feasible:
-                self._offer(item, item.heuristic.best, item.heuristic.evaluation.makespan)
-            self._report(f"trying {candidate.label}")
-        refuse_unknown_knobs(self.request.fixed, knobs)
-        if not self.items:
-            raise refusals[0]
-        self.items.sort(key=lambda item: (not item.heuristic.feasible, self._step_ns(item)))
-        self.nodes = [node for item in self.items if item.can_fit for node in first_nodes(self.request, item)]
-        self.all_open = True
+    def _open(self) -> None:
+        for region in regions(self.request):
+            self.num_regions += 1
+            if region.floor_ns is not None:
+                self.nodes.append(Node(region=region, settings=region.settings, lower_bound=region.floor_ns))
+        for node in self.nodes:
+            self._push(node)
 
-    def _is_late(self) -> bool:
-        """Whether the wall clock struck; the first plan is always waited for."""
-        return self.best is not None and monotonic() - self.started > self.request.search.wall_clock_s
+    def _push(self, node: Node) -> None:
+        if self._is_open(node):
+            heappush(self.queue, (node.lower_bound, next(self.order), node))
+        else:
+            node.forget()
 
-    def _improve(self) -> None:
-        for item in [item for item in self.items if item.can_fit][:NUM_IMPROVED]:
-            item.heuristic.improve(max_evaluations=IMPROVE_EVALUATIONS)
-            if item.heuristic.feasible:
-                self._offer(item, item.heuristic.best, item.heuristic.evaluation.makespan)
-            self._report(f"improving {item.candidate.label}")
+    def _is_open(self, node: Node) -> bool:
+        return not (node.is_finished or node.is_empty) and self._may_improve(node)
 
-    def _prove(self) -> None:
-        limit = self.request.search.deterministic_time
-        while not (self.struck or self.interrupted) and self.spent < limit:
-            worth = [node for node in self.nodes if self._worth_solving(node)]
-            if not worth:
-                return
-            node = min(worth, key=lambda node: (node.attempts, self._bound_of(node) if node.attempts else 0))
-            self._solve(node, min(limit - self.spent, FIRST_EFFORT * 2**node.attempts))
+    def _may_improve(self, node: Node) -> bool:
+        target = self._target()
+        return target is None or node.lower_bound <= target
 
-    def _solve(self, node: Node, effort: float) -> None:
-        search = self.request.search
-        label = node.item.candidate.label
-        self._report(f"proving {label}")
+    def _step(self) -> None:
+        """Sharpen the bound of the node with the lowest; two cheap ways, then CP-SAT."""
+        _, _, node = heappop(self.queue)
+        if not self._is_open(node):
+            node.forget()
+            return
+        limit = self.request.search
+        if self.best is not None and monotonic() - self.started > limit.wall_clock_s:
+            self.struck = True
+        elif node.stage == 0:
+            self._report(f"looking at {node.region.label}")
+            self._relax(node)
+        elif node.stage == 1:
+            self._report(f"improving {node.region.label}")
+            self._improve(node)
+        elif self.spent < limit.deterministic_time:
+            self._report(f"proving {node.region.label}")
+            self._prove(node)
+        else:
+            self.queue.clear()
+            return
+        node.stage += 1
+        if node.is_finished and node.is_relaxed and not node.is_empty and self._may_improve(node):
+            node.is_split = True
+            for child in self._split(node):
+                self.nodes.append(child)
+                self._push(child)
+        self._push(node)
+
+    def _relax(self, node: Node) -> None:
+        """The class relaxation, and its optimum under the settings."""
+        item = node.item()
+        item.heuristic.guide(gap=self.request.search.gap / 4)
+        self._learn(node, item.heuristic.lower_bound)
+        node.is_empty = item.heuristic.is_infeasible
+        if not node.is_empty:
+            self._try(node, item.heuristic.best, node.settings[:1])
+
+    def _improve(self, node: Node) -> None:
+        """The other settings, and local search under the best of all."""
+        self._try(node, node.item().heuristic.best, node.settings[1:])
+        if not self._is_open(node):
+            return
+        opened = node.open(min(node.tried, key=lambda setting: node.tried[setting]))
+        opened.heuristic.offer(node.item().heuristic.best)
+        opened.heuristic.improve(max_evaluations=LOCAL_EVALUATIONS)
+        self._offer(opened)
+
+    def _prove(self, node: Node) -> None:
+        limits, item = self.request.search, node.item()
+        target = self._target()
         result = prove(
-            node.problem,
-            node.item.heuristic.best,
+            item.problem,
+            item.heuristic.best,
             Limits(
-                deterministic_time=max(0.01, effort),
-                relative_gap=search.gap / 2,
-                wall_clock_s=max(0.1, search.wall_clock_s - (monotonic() - self.started)),
-                seed=search.seed,
+                deterministic_time=max(
+                    0.01, min(limits.deterministic_time - self.spent, FIRST_EFFORT * 2.0 ** (node.stage - 2))
+                ),
+                relative_gap=limits.gap / 2,
+                wall_clock_s=max(0.1, limits.wall_clock_s - (monotonic() - self.started)),
+                seed=limits.seed,
             ),
-            cutoff=self._target(node.item),
-            on_progress=lambda *_: self._report(f"proving {label}"),
+            cutoff=None if target is None else target - item.optimizer_ns,
+            on_progress=lambda *_: self._report(f"proving {node.region.label}"),
         )
-        node.attempts += 1
-        self.attempted.add(id(node.item))
-        self._account(node, result)
-        if node.is_relaxed and node.is_finished and self._worth_solving(node):
-            self.nodes.remove(node)
-            self.nodes.extend(split(node))
-        self._report(f"proved {label}" if node.is_finished else f"bounded {label}")
-
-    def _account(self, node: Node, result: Result) -> None:
         self.spent += result.deterministic_time
         self.struck = self.struck or result.wall_clock_struck
         self.interrupted = self.interrupted or result.interrupted
-        node.lower_bound = max(node.lower_bound, result.lower_bound)
+        self._learn(node, result.lower_bound)
         node.is_finished = result.is_finished
-        node.is_empty = result.status == "infeasible"
-        if result.assignment is None:
+        if result.assignment is not None:
+            item.heuristic.offer(result.assignment)
+            self._try(node, result.assignment, node.settings)
+
+    def _learn(self, node: Node, micro_batches_ns: int) -> None:
+        node.lower_bound = max(node.lower_bound, micro_batches_ns + node.item().optimizer_ns)
+
+    def _try(self, node: Node, assignment: Assignment, settings: Sequence[Setting]) -> None:
+        """Evaluate decisions under some settings, until one comes close to the node's bound."""
+        for setting in settings:
+            opened = node.open(setting)
+            heuristic = opened.heuristic
+            heuristic.offer(assignment)
+            if self.best is None and not heuristic.feasible:
+                heuristic.guide(gap=self.request.search.gap / 4)
+            node.tried[setting] = Tried(
+                exceeds=not heuristic.feasible,
+                step_ns=heuristic.evaluation.makespan + opened.optimizer_ns,
+                needed_bytes=heuristic.evaluation.needed,
+            )
+            self._offer(opened)
+            if not self._is_open(node):
+                return
+
+    def _split(self, node: Node) -> Iterator[Node]:
+        """The settings of a relaxed node one by one."""
+        for setting in node.settings:
+            yield Node(region=node.region, settings=(setting,), lower_bound=node.lower_bound)
+
+    def _offer(self, item: OpenCandidate) -> None:
+        if not item.heuristic.feasible:
             return
-        for depth in node.item.values("forward_prefetch") if node.is_relaxed else [{}]:
-            assignment = with_values(result.assignment, node.fixed | depth)
-            evaluation = node.item.heuristic.offer(assignment)
-            if evaluation.peak <= node.item.costs.budget.budget_bytes:
-                self._offer(node.item, assignment, evaluation.makespan)
+        step_ns = item.heuristic.evaluation.makespan + item.optimizer_ns
+        if self.incumbent_ns is None or step_ns < self.incumbent_ns:
+            self.best, self.assignment, self.incumbent_ns = item, item.heuristic.best, step_ns
 
-    def _step_of(self, item: OpenCandidate, micro_batch_ns: int) -> int:
-        return num_micro_batches(self.request) * micro_batch_ns + item.optimizer_ns
-
-    def _step_ns(self, item: OpenCandidate) -> int:
-        return self._step_of(item, item.heuristic.evaluation.makespan)
-
-    def _bound_of(self, node: Node) -> int:
-        return self._step_of(node.item, node.lower_bound)
-
-    def _incumbent(self) -> int | None:
-        if self.best is None or self.micro_batch_ns is None:
+    def _target(self) -> int | None:
+        """Step time that would improve the incumbent by more than half of the accepted gap."""
+        if self.incumbent_ns is None:
             return None
-        return self._step_of(self.best, self.micro_batch_ns)
-
-    def _offer(self, item: OpenCandidate, assignment: Assignment, micro_batch_ns: int) -> None:
-        incumbent = self._incumbent()
-        if incumbent is None or self._step_of(item, micro_batch_ns) < incumbent:
-            self.best, self.assignment, self.micro_batch_ns = item, assignment, micro_batch_ns
-
-    def _target(self, item: OpenCandidate) -> int | None:
-        """Micro-batch time that would improve the incumbent by more than half of the accepted gap."""
-        incumbent = self._incumbent()
-        if incumbent is None:
-            return None
-        wanted = min(incumbent - 1, int(incumbent * (1 - self.request.search.gap / 2)))
-        return (wanted - item.optimizer_ns) // num_micro_batches(self.request)
-
-    def _worth_solving(self, node: Node) -> bool:
-        target = self._target(node.item)
-        solved = node.is_finished and not node.is_relaxed
-        return not (solved or node.is_empty) and (target is None or node.lower_bound <= target)
-
-    def _num_pruned(self) -> int:
-        """Global choices that were never tried to prove and need not be."""
-        if not self.all_open:
-            return 0
-        waiting = {id(node.item) for node in self.nodes if self._worth_solving(node)}
-        return sum(id(item) not in self.attempted | waiting for item in self.items)
+        return min(self.incumbent_ns - 1, int(self.incumbent_ns * (1 - self.request.search.gap / 2)))
 
     def _tidy(self) -> None:
         """Spend half of the accepted gap on a plan that a person can read."""
-        if self.best is None or self.assignment is None or self.micro_batch_ns is None:
+        if self.best is None or self.assignment is None or self.incumbent_ns is None:
             return
-        slack = int(self.micro_batch_ns * self.request.search.gap / 2)
+        slack = int(self.incumbent_ns * self.request.search.gap / 2)
         self.assignment = tidy(self.best.problem, self.assignment, slack=slack)
-        self.micro_batch_ns = self.best.heuristic.evaluate(self.assignment).makespan
+        makespan = self.best.heuristic.evaluate(self.assignment).makespan
+        self.incumbent_ns = makespan + self.best.optimizer_ns
 
     def _bound(self) -> int:
-        if not self.all_open:
-            return 0
-        incumbent = self._incumbent()
-        bounds = [self._bound_of(node) for node in self.nodes]
-        return min([*bounds, *(() if incumbent is None else (incumbent,))], default=0)
+        """No plan is faster than the least bound of all nodes, or than the best plan where that is faster."""
+        bounds = [node.lower_bound for node in self.nodes if not (node.is_split or node.is_empty)]
+        known = bounds if self.incumbent_ns is None else [*bounds, self.incumbent_ns]
+        return min(known, default=0)
 
     def _report(self, message: str) -> None:
         if self.on_progress is not None:
             self.on_progress(
                 Progress(
                     elapsed_s=monotonic() - self.started,
-                    incumbent_ns=self._incumbent(),
-                    bound_ns=self._bound() if self.all_open else None,
+                    incumbent_ns=self.incumbent_ns,
+                    bound_ns=self._bound(),
                     message=message,
                 )
             )

@@ -13,4 +13,5 @@ CLIENT_FEATURES = (
     ClientFeature.ACTIVATION_OFFLOAD,
     ClientFeature.REDUCE_SCATTER_BUFFERS,
     ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP,
+    ClientFeature.ACCUMULATION,
 )

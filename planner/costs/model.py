@@ -66,6 +66,7 @@ class CostModel:
     _slowdown: Slowdown
     """Of collectives."""
     _known_ns: dict[tuple[Collective, int], int] = field(default_factory=dict)
+    _known_reshards: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: PlanRequest, mesh: MeshPlan, demands: Demands = Demands()) -> Self:
@@ -169,6 +170,22 @@ class CostModel:
     def device_to_host_ns(self, size_bytes: int) -> int:
         """Copy to pinned host memory; errors as in `host_to_device_ns`."""
         return self._host.copy_ns("device_to_host", size_bytes)
+
+    @property
+    def shard(self) -> int:
+        """Ranks of the shard axis."""
+        return self._partial.mesh.shard
+
+    def taken_bytes(self, demands: Demands) -> int:
+        """What further demands take from the budget: communicators. Nothing where the request states the budget."""
+        mesh, topology = self._partial.mesh, self._partial.topology
+        return self.budget.budget_bytes - budget(self._request, mesh, topology, demands).budget_bytes
+
+    def partial_reshard_bytes(self, ranks: int) -> int:
+        """What a unit takes from the budget that is resharded to so many ranks: its communicator."""
+        if ranks not in self._known_reshards:
+            self._known_reshards[ranks] = self.taken_bytes(Demands(partial_reshards=(ranks,)))
+        return self._known_reshards[ranks]
 
     @property
     def host_budget_bytes(self) -> int:

@@ -16,13 +16,28 @@ class Literal:
 
 
 Condition = tuple[Literal, ...]
-"""All of these hold; the empty condition always does."""
+"""All of these hold, or, after `ANY`, at least one; the empty condition always does."""
 ALWAYS: Condition = ()
+ANY = Literal(-1, 0)
+"""First in a disjunction; what follows it are literals."""
 
 
 def both(first: Condition, second: Condition) -> Condition:
-    """Conjunction."""
+    """Conjunction; a disjunction goes with nothing but `ALWAYS`."""
+    if not first or not second:
+        return first or second
+    assert ANY not in (first[0], second[0])
     return tuple(sorted({*first, *second}))
+
+
+def any_of(conditions: Iterable[Condition]) -> Condition | None:
+    """At least one of some conditions, each of one literal or `ALWAYS`; None when there are none."""
+    found = list(conditions)
+    if ALWAYS in found:
+        return ALWAYS
+    literals = sorted({literal for condition in found for literal in condition})
+    assert len(literals) == len(set(found)), "single literals"
+    return (ANY, *literals) if len(literals) > 1 else tuple(literals) if literals else None
 
 
 @dataclass(frozen=True, slots=True)

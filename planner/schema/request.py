@@ -26,6 +26,8 @@ class ClientFeature(StrEnum):
     ACTIVATION_OFFLOAD = "activation_offload"
     REDUCE_SCATTER_BUFFERS = "reduce_scatter_buffers"
     SEPARATE_REDUCE_SCATTER_GROUP = "separate_reduce_scatter_group"
+    ACCUMULATION = "accumulation"
+    """The training loop says which micro-batch comes next (`AppliedPlan.begin_micro_batch`)."""
 
 
 class Objective(StrEnum):

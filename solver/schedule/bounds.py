@@ -1,35 +1,39 @@
 """What holds for every assignment, found without search: a relaxation in which optional activities are absent."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from solver.schedule.problem import Activity, Barrier, Problem
+from solver.schedule.problem import Activity, Barrier, Problem, Step, Stop
 
 _NEVER = -(2**62)
 MAX_VIEWS = 8
-"""With more activities that block the issuer, it is never taken to be ahead."""
+"""With more stops of the issuer, it is never taken to be ahead."""
 
 
 class StaticBounds:
-    """Earliest times when only unconditional activities run, and where the issuer cannot matter."""
+    """Earliest times of a round when only unconditional activities run, and where the issuer cannot matter."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, steps: Sequence[Step], final_chain: int) -> None:
         clocks = _Clocks(start=0)
         views = [clocks]
-        """Times from the beginning, and from the end of each activity that blocked the issuer."""
+        """Times from the beginning, and from the end of each activity that the issuer waited for."""
         self._ahead: set[int] = set()
-        for number, step in enumerate(problem.steps):
-            if isinstance(step, Activity):
-                if len(views) <= MAX_VIEWS and all(view.issuer_is_ahead(step) for view in views):
-                    self._ahead.add(number)
-                for view in views[:MAX_VIEWS]:
-                    view.run(number, step)
-                if step.blocks_issuer:
-                    views.append(_Clocks(start=_NEVER, chains=dict.fromkeys(step.chains, 0)))
-            elif isinstance(step, Barrier) and not step.when:
-                for view in views[:MAX_VIEWS]:
-                    view.wait(step)
-        self.makespan = max(clocks.chains.get(problem.final_chain, 0), clocks.earliest_issue)
-        """No assignment has a smaller makespan."""
+        for number, step in enumerate(steps):
+            match step:
+                case Activity():
+                    if len(views) <= MAX_VIEWS and all(view.issuer_is_ahead(step) for view in views):
+                        self._ahead.add(number)
+                    for view in views[:MAX_VIEWS]:
+                        view.run(number, step)
+                case Barrier() if not step.when:
+                    for view in views[:MAX_VIEWS]:
+                        view.wait(step)
+                case Stop():
+                    activity = steps[step.activity]
+                    assert isinstance(activity, Activity)
+                    views.append(_Clocks(start=_NEVER, chains=dict.fromkeys(activity.chains, 0)))
+        self.makespan = max(clocks.chains.get(final_chain, 0), clocks.earliest_issue)
+        """No assignment has a smaller one."""
 
     def issuer_is_ahead(self, number: int) -> bool:
         """Whether the issuer reaches activity `number` before it could start anyway, whatever is decided."""
@@ -71,3 +75,8 @@ class _Clocks:
         if step.activity in self.ends:
             known = self.chains.get(step.chain, self.start)
             self.chains[step.chain] = max(known, self.ends[step.activity])
+
+
+def static_makespan(problem: Problem) -> int:
+    """No assignment has a smaller makespan."""
+    return sum(one.count * StaticBounds(one.steps, problem.final_chain).makespan for one in problem.rounds)

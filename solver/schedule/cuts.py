@@ -11,14 +11,14 @@ precedences imply them only for integers: their relaxation lets a share of an op
 that a longer unconditional path leaves open.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
 
 import numpy as np
 
-from solver.schedule.problem import Activity, Barrier, Condition, Problem
+from solver.schedule.problem import Activity, Barrier, Condition, Step
 
 _NEVER = -(2**62)
 MAX_WINDOW = 250
@@ -37,13 +37,13 @@ class Cut:
     terms: tuple[tuple[Condition, int], ...]
 
 
-def path_cuts(problem: Problem) -> Iterator[Cut]:
-    """Cuts for every unconditional activity, from where its paths part and from its neighbours on its chains."""
+def path_cuts(steps: Sequence[Step]) -> Iterator[Cut]:
+    """Cuts for every unconditional activity of a round: from where its paths part and its neighbours."""
     ancestors: dict[int, int] = {}
     """For each unconditional activity the bits of itself and of all that come before it in every assignment."""
     last: dict[int, set[int]] = {}
     """For each chain the unconditional activities that its next one follows."""
-    for number, step in enumerate(problem.steps):
+    for number, step in enumerate(steps):
         if step.when:
             continue
         if isinstance(step, Barrier) and step.activity in ancestors:
@@ -60,7 +60,7 @@ def path_cuts(problem: Problem) -> Iterator[Cut]:
             origins.update(() if meeting is None else (meeting,))
             for origin in sorted(origins):
                 if number - origin <= MAX_WINDOW:
-                    yield from _cuts_between(problem, origin, number)
+                    yield from _cuts_between(steps, origin, number)
             for chain in step.chains:
                 last[chain] = {number}
 
@@ -78,8 +78,8 @@ def _meeting(ancestors: dict[int, int], joined: set[int]) -> int | None:
     return common.bit_length() - 1 if common > 0 else None
 
 
-def _cuts_between(problem: Problem, earlier: int, later: int) -> Iterator[Cut]:
-    window, conditions = _window(problem, earlier, later)
+def _cuts_between(steps: Sequence[Step], earlier: int, later: int) -> Iterator[Cut]:
+    window, conditions = _window(steps, earlier, later)
     if not conditions:
         return
     for facet in _facets(window, len(conditions)):
@@ -92,12 +92,12 @@ _Window = tuple[tuple[bool, tuple[int, ...], int, tuple[int, ...], int], ...]
 (is an activity, chains, duration, positions of the activities waited for, condition number or -1)."""
 
 
-def _window(problem: Problem, earlier: int, later: int) -> tuple[_Window, list[Condition]]:
+def _window(steps: Sequence[Step], earlier: int, later: int) -> tuple[_Window, list[Condition]]:
     positions: dict[int, int] = {}
     conditions: dict[Condition, int] = {}
     window: list[tuple[bool, tuple[int, ...], int, tuple[int, ...], int]] = []
     for number in range(earlier, later + 1):
-        step = problem.steps[number]
+        step = steps[number]
         if not isinstance(step, Activity | Barrier):
             continue
         when = conditions.setdefault(step.when, len(conditions)) if step.when else -1

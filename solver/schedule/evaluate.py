@@ -1,118 +1,174 @@
-"""Earliest times and pool peaks of an assignment, exactly: a pass over the activities, running sums for memory."""
+"""Makespans and pool peaks of an assignment, exactly: a pass over the activities, running sums for memory.
 
+[Note: repeated evaluation]
+Searches evaluate thousands of assignments that differ in a few decisions. A pass over the activities starts from
+the state that the pass before had where the first one under a changed decision comes; states are kept every
+`_STRIDE` activities.
+"""
+
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from solver.schedule.problem import Activity, Assignment, Barrier, Change, Condition, Evaluation, Problem, Touch
+from solver.schedule.problem import (
+    Activity,
+    Assignment,
+    Barrier,
+    Change,
+    Condition,
+    Evaluation,
+    Problem,
+    Step,
+    Stop,
+    Touch,
+    holds,
+)
+
+_STRIDE = 200
 
 
 class Evaluator:
     """Evaluates assignments of one problem; everything that does not depend on them is worked out once."""
 
     def __init__(self, problem: Problem) -> None:
-        self._conditions = sorted({step.when for step in problem.steps if step.when})
-        numbers = {when: number for number, when in enumerate(self._conditions, start=1)}
-        numbers[()] = 0
-        self._times = _Times(problem, numbers)
-        self._memory = _Memory(problem, numbers)
+        steps = [step for one in problem.rounds for step in one.steps]
+        self._problem = problem
+        self.conditions: tuple[Condition, ...] = ((), *sorted({step.when for step in steps if step.when}))
+        """All conditions, the empty one first."""
+        numbers = {when: number for number, when in enumerate(self.conditions)}
+        self._times = [(_Times(problem, one.steps, numbers), one.count) for one in problem.rounds]
+        self.pools = [
+            [Pool(one.steps, pool, numbers) for one in problem.rounds] for pool in range(problem.num_pools)
+        ]
+        """For each pool its steps in each round."""
 
     def evaluate(self, assignment: Assignment) -> Evaluation:
         """Makespan and pool peaks."""
-        holds = [True]
-        for when in self._conditions:
-            for decision, value in when:
-                if assignment[decision] != value:
-                    holds.append(False)
-                    break
-            else:
-                holds.append(True)
-        return Evaluation(makespan=self._times.makespan(holds), pool_peaks=self._memory.peaks(holds))
+        present = self.present(assignment)
+        flags = np.array(present, dtype=np.int64)
+        return Evaluation(
+            makespan=sum(count * times.makespan(present) for times, count in self._times),
+            pool_peaks=tuple(max(pool.peak(flags) for pool in rounds) for rounds in self.pools),
+            reserved=sum(one.amount for one in self._problem.reserves if holds(one.when, assignment)),
+        )
+
+    def present(self, assignment: Assignment) -> list[bool]:
+        """Of each of `conditions` whether it holds."""
+        return [holds(when, assignment) for when in self.conditions]
 
 
-_Compiled = tuple[int, int, bool, Any, int, int, int, tuple[int, ...], bool]
-"""One flat shape for activities and barriers: the loop over them is the inner loop of the heuristic."""
+_Compiled = tuple[int, int, int, Any, int, int, int, tuple[int, ...]]
+"""One flat shape for activities, barriers and stops: the loop over them is the inner loop of every heuristic."""
+_ACTIVITY, _BARRIER, _STOP = range(3)
 
 
 class _Times:
     """Max-plus recurrence in issue order."""
 
-    def __init__(self, problem: Problem, conditions: dict[Condition, int]) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, steps: Sequence[Step], conditions: dict[Condition, int]) -> None:
+        self._final_chain = problem.final_chain
+        self._num_steps = len(steps)
         self._steps: list[_Compiled] = []
-        for number, step in enumerate(problem.steps):
-            head = (number, conditions[step.when])
+        self._first: dict[int, int] = {}
+        """For each condition the place of the first step under it."""
+        for number, step in enumerate(steps):
+            when = conditions[step.when]
             match step:
                 case Activity():
                     times = (step.duration, step.lead, step.issue, step.waits)
-                    self._steps.append((*head, True, step.chains, *times, step.blocks_issuer))
+                    compiled: _Compiled = (number, when, _ACTIVITY, step.chains, *times)
                 case Barrier():
-                    self._steps.append((*head, False, step.chain, step.activity, 0, 0, (), False))
+                    compiled = (number, when, _BARRIER, step.chain, step.activity, 0, 0, ())
+                case Stop():
+                    compiled = (number, when, _STOP, 0, step.activity, 0, 0, ())
+                case _:
+                    continue
+            self._first.setdefault(when, len(self._steps))
+            self._steps.append(compiled)
+        self._present: list[bool] = []
+        self._states: list[tuple[int, list[int], int]] = [(0, [0] * problem.num_chains, 0)]
+        """(place, clocks of the chains before it, clock of the issuer), of the last pass."""
+        self._ends = [0] * len(steps)
+        """Of the last pass; those of later steps are overwritten before they are read."""
 
-    def makespan(self, holds: Sequence[bool]) -> int:
-        problem = self._problem
-        chains = [0] * problem.num_chains
-        ends = [0] * len(problem.steps)
-        issued = 0
-        for number, when, is_activity, target, amount, lead, issue, waits, blocks in self._steps:
-            if not holds[when]:
-                continue
-            if not is_activity:
-                end = ends[amount]
-                if end > chains[target]:
-                    chains[target] = end
-                continue
-            start = issued + lead
-            issued += issue
-            for chain in target:
-                if chains[chain] > start:
-                    start = chains[chain]
-            for activity in waits:
-                end = ends[activity]
-                if end > start:
-                    start = end
-            end = start + amount
-            if issued > end:
-                end = issued
-            for chain in target:
-                chains[chain] = end
-            ends[number] = end
-            if blocks and end > issued:
-                issued = end
-        return max(chains[problem.final_chain], issued)
+    def makespan(self, present: list[bool]) -> int:
+        """Of one run."""
+        place, chains, issued = self._start(present)
+        ends, steps = self._ends, self._steps
+        for begin in range(place, len(steps), _STRIDE):
+            if begin > place:
+                self._states.append((begin, chains.copy(), issued))
+            for number, when, kind, target, amount, lead, issue, waits in steps[begin : begin + _STRIDE]:
+                if not present[when]:
+                    ends[number] = 0
+                    continue
+                if kind == _ACTIVITY:
+                    start = issued + lead
+                    issued += issue
+                    for chain in target:
+                        if chains[chain] > start:
+                            start = chains[chain]
+                    for activity in waits:
+                        end = ends[activity]
+                        if end > start:
+                            start = end
+                    end = start + amount
+                    if issued > end:
+                        end = issued
+                    for chain in target:
+                        chains[chain] = end
+                    ends[number] = end
+                elif kind == _BARRIER:
+                    end = ends[amount]
+                    if end > chains[target]:
+                        chains[target] = end
+                elif ends[amount] > issued:
+                    issued = ends[amount]
+        return max(chains[self._final_chain], issued)
+
+    def _start(self, present: list[bool]) -> tuple[int, list[int], int]:
+        """The last kept state before anything that has changed."""
+        changed = 0
+        if self._present:
+            changed = min(
+                (
+                    self._first.get(when, len(self._steps))
+                    for when, (old, new) in enumerate(zip(self._present, present, strict=True))
+                    if old is not new
+                ),
+                default=len(self._steps),
+            )
+        self._present = present
+        index = bisect_right(self._states, changed, key=lambda state: state[0]) - 1
+        del self._states[index + 1 :]
+        place, chains, issued = self._states[index]
+        return place, chains.copy(), issued
 
 
-class _Memory:
-    """Levels of the pools as running sums, and the touches on top of them."""
+class Pool:
+    """Changes and touches of one pool in one round as arrays; the level starts at 0."""
 
-    def __init__(self, problem: Problem, conditions: dict[Condition, int]) -> None:
-        self._pools = [_Pool(problem, pool, conditions) for pool in range(problem.num_pools)]
-
-    def peaks(self, holds: Sequence[bool]) -> tuple[int, ...]:
-        present = np.array(holds, dtype=np.int64)
-        return tuple(pool.peak(present) for pool in self._pools)
-
-
-class _Pool:
-    """Changes and touches of one pool as arrays; the level starts at 0."""
-
-    def __init__(self, problem: Problem, pool: int, conditions: dict[Condition, int]) -> None:
+    def __init__(self, steps: Sequence[Step], pool: int, conditions: dict[Condition, int]) -> None:
         changes: list[tuple[int, int]] = []
         touches: list[tuple[int, int, int]] = []
-        for step in problem.steps:
+        for step in steps:
             if isinstance(step, Change) and step.pool == pool:
                 changes.append((step.amount, conditions[step.when]))
             elif isinstance(step, Touch) and step.pool == pool:
                 touches.append((step.amount, conditions[step.when], len(changes)))
-        self._changes = np.array(changes, dtype=np.int64).reshape(-1, 2).T
-        self._touches = np.array(touches, dtype=np.int64).reshape(-1, 3).T
+        self.changes = np.array(changes, dtype=np.int64).reshape(-1, 2).T
+        """Amounts and conditions."""
+        self.touches = np.array(touches, dtype=np.int64).reshape(-1, 3).T
+        """Amounts, conditions, and how many changes came before."""
 
     def peak(self, present: np.ndarray) -> int:
-        amounts, conditions = self._changes
+        """The most at once."""
+        amounts, conditions = self.changes
         levels = np.concatenate(([0], np.cumsum(amounts * present[conditions])))
         peak = int(levels.max())
-        if self._touches.size:
-            amounts, conditions, places = self._touches
+        if self.touches.size:
+            amounts, conditions, places = self.touches
             peak = max(peak, int((levels[places] + amounts * present[conditions]).max()))
         return peak

@@ -12,7 +12,19 @@ from ortools.sat.python import cp_model
 
 from solver.schedule.bounds import StaticBounds
 from solver.schedule.cuts import path_cuts
-from solver.schedule.problem import Activity, Assignment, Barrier, Change, Condition, Problem, Touch
+from solver.schedule.problem import (
+    ANY,
+    Activity,
+    Assignment,
+    Barrier,
+    Change,
+    Condition,
+    Problem,
+    Round,
+    Stop,
+    Touch,
+    holds,
+)
 
 Expr = cp_model.LinearExpr | int
 Literal = cp_model.IntVar
@@ -39,7 +51,7 @@ class _End:
 
 
 class ScheduleModel:
-    """Builds the model in one pass over the steps."""
+    """Builds the model in one pass over the steps of each round."""
 
     def __init__(self, problem: Problem, hint: Assignment, *, with_times: bool = True) -> None:
         self.problem = problem
@@ -47,18 +59,22 @@ class ScheduleModel:
         self.model = cp_model.CpModel()
         self._with_times = with_times
         self._horizon = 1 + sum(
-            step.duration + step.issue + step.lead for step in problem.steps if isinstance(step, Activity)
+            step.duration + step.issue + step.lead
+            for one in problem.rounds
+            for step in one.steps
+            if isinstance(step, Activity)
         )
         self._literals = [
             self._one_value_per_decision(decision, size) for decision, size in enumerate(problem.num_values)
         ]
-        self._conjunctions: dict[Condition, Literal] = {}
-        self._clocks = [Tracked(0, 0)] * problem.num_chains
-        self._issuer = Tracked(0, 0)
-        self._ends: dict[int, _End] = {}
-        self._pools = [_Pool(self, pool) for pool in range(problem.num_pools)]
-        self._bounds = StaticBounds(problem)
-        self._build()
+        self._joint: dict[Condition, Literal] = {}
+        self._peaks = [_Peak(self, pool) for pool in range(problem.num_pools)]
+        self._makespans: list[tuple[int, Tracked]] = []
+        for one in problem.rounds:
+            self._build(one)
+        for peak in self._peaks:
+            peak.add_hint()
+        self._memory_within_budget()
 
     def literal(self, decision: int, value: int) -> Literal:
         """Variable of one decision's value."""
@@ -80,40 +96,52 @@ class ScheduleModel:
     def condition(self, when: Condition) -> tuple[Literal | None, bool]:
         """Literal of a condition (None: always holds) and whether the hint satisfies it.
 
-        l(a and b) <=> l(a) and l(b).
+        l(a and b) <=> l(a) and l(b), l(a or b) <=> l(a) or l(b).
         """
         if not when:
             return None, True
-        holds = all(self.hint[decision] == value for decision, value in when)
+        present = holds(when, self.hint)
         if len(when) == 1:
-            return self.literal(*when[0]), holds
-        if when not in self._conjunctions:
-            parts = [self.literal(*part) for part in when]
-            both = self.model.new_bool_var("and")
-            self.model.add_hint(both, holds)
-            self.model.add_bool_and(parts).only_enforce_if(both)
-            self.model.add_bool_or([both, *(~part for part in parts)])
-            self._conjunctions[when] = both
-        return self._conjunctions[when], holds
+            return self.literal(*when[0]), present
+        if when not in self._joint:
+            is_any = when[0] == ANY
+            parts = [self.literal(*part) for part in when[is_any:]]
+            joint = self.model.new_bool_var("any" if is_any else "all")
+            self.model.add_hint(joint, present)
+            if is_any:
+                self.model.add_bool_or(parts).only_enforce_if(joint)
+                self.model.add_bool_and([~part for part in parts]).only_enforce_if(~joint)
+            else:
+                self.model.add_bool_and(parts).only_enforce_if(joint)
+                self.model.add_bool_or([joint, *(~part for part in parts)])
+            self._joint[when] = joint
+        return self._joint[when], present
 
-    def _build(self) -> None:
-        for number, step in enumerate(self.problem.steps):
+    def _build(self, one: Round) -> None:
+        self._clocks = [Tracked(0, 0)] * self.problem.num_chains
+        self._issuer = Tracked(0, 0)
+        self._ends: dict[int, _End] = {}
+        self._bounds = StaticBounds(one.steps, self.problem.final_chain)
+        pools = [_Pool(self, peak) for peak in self._peaks]
+        for number, step in enumerate(one.steps):
             match step:
-                case Activity():
-                    if self._with_times:
-                        self._activity(number, step)
-                case Barrier():
-                    if self._with_times:
-                        self._barrier(step)
                 case Change():
-                    self._pools[step.pool].change(step)
+                    pools[step.pool].change(step)
                 case Touch():
-                    self._pools[step.pool].touch(step)
-        for pool in self._pools:
+                    pools[step.pool].touch(step)
+                case _ if not self._with_times:
+                    pass
+                case Activity():
+                    self._activity(number, step)
+                case Barrier():
+                    self._barrier(step)
+                case Stop():
+                    self._stop(step)
+        for pool in pools:
             pool.flush()
         if self._with_times:
-            self._competing_paths()
-        self._memory_within_budget()
+            self._competing_paths(one)
+            self._makespans.append((one.count, self._makespan()))
 
     def _activity(self, number: int, step: Activity) -> None:
         """An activity follows its chains, its waits and the issuer.
@@ -151,17 +179,11 @@ class ScheduleModel:
         for chain in step.chains:
             self._clocks[chain] = self._advance(self._clocks[chain], end, step.duration, literal, present)
         self._issue(step.issue, literal, present)
-        if step.blocks_issuer:
-            self._block_issuer(end, literal, present)
 
-    def _block_issuer(self, end: Tracked, literal: Literal | None, present: bool) -> None:
-        """I' >= I, and I' >= e if l."""
-        later = self._time(max(self._issuer.value, end.value if present else 0))
-        self.model.add(later.expr >= self._issuer.expr)
-        row = self.model.add(later.expr >= end.expr)
-        if literal is not None:
-            row.only_enforce_if(literal)
-        self._issuer = later
+    def _stop(self, step: Stop) -> None:
+        """I' >= I, and I' >= e_a if the stop and its activity `a` are present."""
+        if step.activity in self._ends:
+            self._issuer = self._after(self._issuer, self._ends[step.activity], step.when)
 
     def _advance(
         self, clock: Tracked, end: Tracked, duration: int, literal: Literal | None, present: bool
@@ -185,23 +207,23 @@ class ScheduleModel:
 
     def _barrier(self, step: Barrier) -> None:
         """T'_c >= T_c, and T'_c >= e_a if the barrier and its activity `a` are present."""
-        if step.activity not in self._ends:
-            return
-        activity = self._ends[step.activity]
-        literal, present = self.condition(step.when)
-        clock = self._clocks[step.chain]
-        passed = present and activity.present
-        later = self._time(max(clock.value, activity.end.value if passed else 0))
+        if step.activity in self._ends:
+            self._clocks[step.chain] = self._after(self._clocks[step.chain], self._ends[step.activity], step.when)
+
+    def _after(self, clock: Tracked, activity: _End, when: Condition) -> Tracked:
+        """The clock once it has waited for an activity."""
+        literal, present = self.condition(when)
+        later = self._time(max(clock.value, activity.end.value if present and activity.present else 0))
         self.model.add(later.expr >= clock.expr)
         row = self.model.add(later.expr >= activity.end.expr)
         enforcing = [item for item in (literal, activity.literal) if item is not None]
         if enforcing:
             row.only_enforce_if(*enforcing)
-        self._clocks[step.chain] = later
+        return later
 
-    def _competing_paths(self) -> None:
+    def _competing_paths(self, one: Round) -> None:
         """e_x >= e_a + g(l), see `solver.schedule.cuts`."""
-        for cut in path_cuts(self.problem):
+        for cut in path_cuts(one.steps):
             expr = self._ends[cut.earlier].end.expr + cut.length
             for when, extra in cut.terms:
                 literal, _ = self.condition(when)
@@ -214,42 +236,78 @@ class ScheduleModel:
         self.model.add_hint(variable, value)
         return Tracked(variable, value)
 
+    def _makespan(self) -> Tracked:
+        """M >= T_final and M >= I, of one run of the round."""
+        final = self._clocks[self.problem.final_chain]
+        makespan = self._time(max(final.value, self._issuer.value))
+        self.model.add(makespan.expr >= final.expr)
+        self.model.add(makespan.expr >= self._issuer.expr)
+        return makespan
+
     def _memory_within_budget(self) -> None:
-        """Sum over p of K_p <= budget."""
+        """Sum over p of K_p, and reserves under their literals, <= budget."""
         if self.problem.budget is not None:
-            self.model.add(sum(pool.peak for pool in self._pools) <= self.problem.budget)
+            self.model.add(self._needed() <= self.problem.budget)
+
+    def _needed(self) -> Expr:
+        needed: Expr = sum(peak.variable for peak in self._peaks)
+        for reserve in self.problem.reserves:
+            literal, _ = self.condition(reserve.when)
+            needed = needed + (reserve.amount if literal is None else reserve.amount * literal)
+        return needed
+
+    def _total(self) -> Tracked:
+        """Sum over the rounds of count times M."""
+        terms = self._makespans
+        return Tracked(sum(n * makespan.expr for n, makespan in terms), sum(n * m.value for n, m in terms))
 
     def minimize_makespan(self, cutoff: int | None) -> None:
-        """Min M with M >= T_final and M >= I; `cutoff` asks for M <= cutoff."""
-        final = self._clocks[self.problem.final_chain]
-        upper = self._horizon if cutoff is None else min(cutoff, self._horizon)
-        makespan = self.model.new_int_var(0, upper, "makespan")
-        self.model.add_hint(makespan, max(final.value, self._issuer.value))
-        self.model.add(makespan >= final.expr)
-        self.model.add(makespan >= self._issuer.expr)
-        self.model.minimize(makespan)
+        """Min of the total; `cutoff` asks for total <= cutoff."""
+        if cutoff is not None:
+            self.model.add(self._total().expr <= cutoff)
+        self.model.minimize(self._total().expr)
 
-    def minimize_memory(self) -> None:
-        """Min over all assignments of the sum of the pool peaks."""
-        self.model.minimize(sum(pool.peak for pool in self._pools))
+    def minimize_memory(self, cutoff: int | None = None) -> None:
+        """Min of what the budget bounds, with total <= cutoff where one is given."""
+        if cutoff is not None:
+            self.model.add(self._total().expr <= cutoff)
+        self.model.minimize(self._needed())
+
+
+class _Peak:
+    """K_p: the most of a pool in any round."""
+
+    def __init__(self, owner: ScheduleModel, pool: int) -> None:
+        self.owner = owner
+        self.upper = sum(
+            abs(step.amount)
+            for one in owner.problem.rounds
+            for step in one.steps
+            if isinstance(step, Change | Touch) and step.pool == pool
+        )
+        self.variable = owner.model.new_int_var(0, self.upper, f"K{pool}")
+        self._value = 0
+
+    def at_least(self, level: Tracked) -> None:
+        """K_p >= level."""
+        self.owner.model.add(self.variable >= level.expr)
+        self._value = max(self._value, level.value)
+
+    def add_hint(self) -> None:
+        """Once all levels are known."""
+        self.owner.model.add_hint(self.variable, self._value)
 
 
 class _Pool:
-    """Level and peak of one pool.
+    """Level of one pool in one round.
 
     L' = L + sum of changes under their literals
     K >= L + sum over v of touch_v l_v      where the v are the values of one decision (exactly one holds)
     """
 
-    def __init__(self, owner: ScheduleModel, pool: int) -> None:
+    def __init__(self, owner: ScheduleModel, peak: _Peak) -> None:
         self._owner = owner
-        self._steps_upper = sum(
-            abs(step.amount)
-            for step in owner.problem.steps
-            if isinstance(step, Change | Touch) and step.pool == pool
-        )
-        self.peak = owner.model.new_int_var(0, self._steps_upper, f"K{pool}")
-        self._peak_value = 0
+        self._peak = peak
         self._level = Tracked(0, 0)
         self._terms: dict[Condition, int] = {}
         self._touches: dict[Condition, int] = {}
@@ -268,9 +326,8 @@ class _Pool:
         self._risen = False
 
     def flush(self) -> None:
-        """Write the last rows and hint the peak."""
+        """Write the last rows."""
         self._write_rows()
-        self._owner.model.add_hint(self.peak, self._peak_value)
 
     def _write_rows(self) -> None:
         self._settle()
@@ -291,8 +348,7 @@ class _Pool:
             literal, present = self._owner.condition(when)
             expr = expr + (amount if literal is None else amount * literal)
             value += amount * present
-        self._owner.model.add(self.peak >= expr)
-        self._peak_value = max(self._peak_value, value)
+        self._peak.at_least(Tracked(expr, value))
 
     def _settle(self) -> None:
         """Fold the pending changes into the level; a new variable keeps the rows short."""
@@ -307,7 +363,7 @@ class _Pool:
             value += amount * present
         self._terms = {}
         if conditional:
-            level = self._owner.model.new_int_var(0, self._steps_upper, "L")
+            level = self._owner.model.new_int_var(0, self._peak.upper, "L")
             self._owner.model.add_hint(level, value)
             self._owner.model.add(level == expr)
             expr = level

@@ -1,28 +1,57 @@
-"""Regular ways to pick members of a family, and to change an assignment."""
+"""Regular ways to give the members of a class their values, and to change an assignment."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 
-from solver.schedule.problem import Assignment
+from solver.schedule.problem import Assignment, Problem
 
-Spread = Callable[[tuple[int, ...], int], list[int]]
-
-
-def first(members: tuple[int, ...], count: int) -> list[int]:
-    """The first `count` members."""
-    return list(members[:count])
-
-
-def last(members: tuple[int, ...], count: int) -> list[int]:
-    """The last `count` members."""
-    return list(members[len(members) - count :])
+Counts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Classes as (decisions in order, how many of them take each value)."""
+Spread = Callable[[Sequence[int]], list[int]]
+"""From how many take each value to the values in order."""
 
 
-def even(members: tuple[int, ...], count: int) -> list[int]:
-    """`count` members at equal distances."""
-    return [members[(2 * i + 1) * len(members) // (2 * count)] for i in range(count)]
+def first(counts: Sequence[int]) -> list[int]:
+    """Defaults (value 0) last."""
+    return [value for value in (*range(1, len(counts)), 0) for _ in range(counts[value])]
 
 
-SPREADS: tuple[Spread, ...] = (first, last, even)
+def last(counts: Sequence[int]) -> list[int]:
+    """Defaults first."""
+    return [value for value, count in enumerate(counts) for _ in range(count)]
+
+
+def falling(counts: Sequence[int]) -> list[int]:
+    """The highest values first."""
+    return last(counts)[::-1]
+
+
+def even(counts: Sequence[int]) -> list[int]:
+    """Each value at equal distances."""
+    places = [((2 * i + 1) / (2 * count), value) for value, count in enumerate(counts) for i in range(count)]
+    return [value for _, value in sorted(places)]
+
+
+SPREADS: tuple[Spread, ...] = (even, first, last, falling)
+
+
+def placements(problem: Problem, counts: Counts) -> Iterator[Assignment]:
+    """Assignments with so many of each class at each value; every family by every spread."""
+    family = {decision: number for number, one in enumerate(problem.families) for decision in one.decisions}
+    spread_families = sorted({family.get(members[0], -1) for members, numbers in counts if is_mixed(numbers)})
+    for spreads in product(SPREADS, repeat=len(spread_families)):
+        chosen = dict(zip(spread_families, spreads, strict=True))
+        assignment = [0] * problem.num_decisions
+        for members, numbers in counts:
+            spread = chosen.get(family.get(members[0], -1), first)
+            for decision, value in zip(members, spread(numbers), strict=True):
+                assignment[decision] = value
+        yield tuple(assignment)
+
+
+def is_mixed(counts: Sequence[int]) -> bool:
+    """Whether members of a class take different values."""
+    return sum(count > 0 for count in counts) > 1
 
 
 def with_values(assignment: Assignment, values: Mapping[int, int]) -> Assignment:

@@ -2,14 +2,17 @@
 
 It knows nothing of training. Steps come in one fixed order (issue order). An activity occupies one or more chains
 (streams, links), follows the activities that it waits for, and may be present only under a condition on decisions.
-Memory is a sequence of changes and touches in pools, conditional likewise. The aim: least makespan of the final
-chain with the sum of the pools' peaks within a budget.
+Memory is a sequence of changes and touches in pools, conditional likewise. Steps form rounds that run one after the
+other, each so many times. The aim: the least sum of the rounds' makespans with the pools' peaks, and what else the
+decisions take from the budget, within it; or the least memory within a makespan.
 """
 
 from dataclasses import dataclass
 
 Condition = tuple[tuple[int, int], ...]
-"""All of `(decision, value)` hold; empty always holds."""
+"""All of `(decision, value)` hold, or, after `ANY`, at least one of them; empty always holds."""
+ANY = (-1, 0)
+"""First in a disjunction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +27,7 @@ class Activity:
     lead: int = 0
     issue: int = 0
     waits: tuple[int, ...] = ()
-    """Step numbers of earlier activities; absent ones do not count."""
-    blocks_issuer: bool = False
-    """The issuer waits for its end before it goes on."""
+    """Numbers, in the round, of earlier activities; absent ones do not count."""
     when: Condition = ()
 
 
@@ -35,6 +36,14 @@ class Barrier:
     """Later activities of `chain` follow activity number `activity`, if that is present."""
 
     chain: int
+    activity: int
+    when: Condition = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The issuer waits for the end of activity number `activity`, if that is present, before it goes on."""
+
     activity: int
     when: Condition = ()
 
@@ -57,7 +66,23 @@ class Touch:
     when: Condition = ()
 
 
-Step = Activity | Barrier | Change | Touch
+Step = Activity | Barrier | Stop | Change | Touch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Steps that run `count` times. Clocks and levels start at 0, and the makespan is that of one run."""
+
+    steps: tuple[Step, ...]
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Memory beside the pools, taken all the time."""
+
+    amount: int
+    when: Condition = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +100,13 @@ class Problem:
     num_values: tuple[int, ...]
     """Options of each decision."""
     families: tuple[Family, ...]
-    steps: tuple[Step, ...]
+    rounds: tuple[Round, ...]
     num_chains: int
     num_pools: int
     final_chain: int
     budget: int | None
-    """Bound on the sum of pool peaks; None when there is none."""
+    """Bound on the sum of pool peaks and reserves; None when there is none."""
+    reserves: tuple[Reserve, ...] = ()
 
     @property
     def num_decisions(self) -> int:
@@ -97,9 +123,25 @@ class Evaluation:
     """What an assignment costs."""
 
     makespan: int
+    """Of all runs of all rounds."""
     pool_peaks: tuple[int, ...]
+    """Of each pool the most in any round."""
+    reserved: int = 0
+    """Memory beside the pools."""
 
     @property
     def peak(self) -> int:
         """Sum of the pool peaks."""
         return sum(self.pool_peaks)
+
+    @property
+    def needed(self) -> int:
+        """What the budget bounds."""
+        return self.peak + self.reserved
+
+
+def holds(when: Condition, assignment: Assignment) -> bool:
+    """Whether a condition holds."""
+    if when[:1] == (ANY,):
+        return any(assignment[decision] == value for decision, value in when[1:])
+    return all(assignment[decision] == value for decision, value in when)

@@ -87,10 +87,10 @@ def prove(
     )
 
 
-def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
-    """Assignment with the least sum of pool peaks, whatever its makespan; the bound is on that sum."""
-    built = ScheduleModel(replace(problem, budget=None), hint, with_times=False)
-    built.minimize_memory()
+def least_memory(problem: Problem, hint: Assignment, limits: Limits, *, cutoff: int | None = None) -> Result:
+    """Assignment that needs least memory, its makespan being at most `cutoff`; the bound is on that memory."""
+    built = ScheduleModel(replace(problem, budget=None), hint, with_times=cutoff is not None)
+    built.minimize_memory(cutoff)
     solver = _solver(limits)
     status, interrupted = _solve(solver, built.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -98,8 +98,8 @@ def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
             status="infeasible" if status == cp_model.INFEASIBLE else "unknown",
             assignment=None,
             evaluation=None,
-            lower_bound=0,
-            deterministic_time=0.0,
+            lower_bound=max(0, round(solver.best_objective_bound)) if status == cp_model.UNKNOWN else 0,
+            deterministic_time=solver.deterministic_time,
             interrupted=interrupted,
         )
     assignment = read_assignment(built, solver)
@@ -108,7 +108,7 @@ def least_memory(problem: Problem, hint: Assignment, limits: Limits) -> Result:
         assignment=assignment,
         evaluation=Evaluator(problem).evaluate(assignment),
         lower_bound=round(solver.best_objective_bound),
-        deterministic_time=0.0,
+        deterministic_time=solver.deterministic_time,
         interrupted=interrupted,
     )
 

@@ -21,7 +21,7 @@ def tidy(problem: Problem, assignment: Assignment, *, slack: int) -> Assignment:
     best = assignment
 
     def acceptable(evaluation: Evaluation) -> bool:
-        return evaluation.makespan <= limit and (problem.budget is None or evaluation.peak <= problem.budget)
+        return evaluation.makespan <= limit and (problem.budget is None or evaluation.needed <= problem.budget)
 
     for _ in range(MAX_SWEEPS):
         before = best
@@ -54,11 +54,7 @@ def _variants(problem: Problem, assignment: Assignment) -> Iterator[Assignment]:
 
 def _regular(family: Family, assignment: Assignment) -> Iterator[Assignment]:
     """The same number of members at each value, placed by a pattern."""
-    values = sorted({assignment[decision] for decision in family.decisions} - {0})
-    for value in values:
-        count = sum(assignment[decision] == value for decision in family.decisions)
-        cleared = {decision: 0 for decision in family.decisions if assignment[decision] == value}
-        for spread in SPREADS:
-            yield with_values(
-                with_values(assignment, cleared), dict.fromkeys(spread(family.decisions, count), value)
-            )
+    values = [assignment[decision] for decision in family.decisions]
+    counts = [values.count(value) for value in range(max(values, default=0) + 1)]
+    for spread in SPREADS:
+        yield with_values(assignment, dict(zip(family.decisions, spread(counts), strict=True)))

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidates import candidates
 from planner.check import recompute
 from planner.plan import make_plan
-from planner.schema import CallRole, Limits, ModelDescription, Parameter, PlanRequest, SearchLimits
-from planner.search import open_candidate
+from planner.schema import CallRole, ClientFeature, Limits, ModelDescription, Parameter, PlanRequest, SearchLimits
 from planner.simulate import predict
+from planner.space.opened import regions
 from tests.planner.factories import (
     EMBEDDING,
     HEAD,
@@ -103,6 +102,9 @@ def test_the_replay_equals_the_checker(request_: PlanRequest) -> None:
 
 @odd
 def test_the_plan_is_optimal_at_its_very_peak(request_: PlanRequest) -> None:
+    request_ = request_.model_copy(
+        update={"client_features": (ClientFeature.CHECKPOINT_FULL, ClientFeature.HYBRID_MESH)}
+    )
     outcomes = everything(request_)
     peaks = sorted({peak for _, peak in outcomes})
     for budget in {peaks[0], peaks[len(peaks) // 2]}:
@@ -121,9 +123,8 @@ def test_the_plan_is_optimal_at_its_very_peak(request_: PlanRequest) -> None:
 
 def test_units_without_backward_are_never_prefetched_there() -> None:
     request = ODD["an embedding without backward"]
-    for candidate in candidates(request):
-        item = open_candidate(request, candidate)
-        for value in item.values("backward_prefetch"):
-            assignment = tuple(value.get(number, 0) for number in range(item.problem.num_decisions))
-            units = item.unpack(request, assignment).units
+    for region in regions(request):
+        for setting in region.settings:
+            item = region.open(setting)
+            units = item.unpack(request, (0,) * item.problem.num_decisions).units
             assert all("embed" not in unit.backward_prefetch for unit in units)

@@ -4,9 +4,7 @@ from itertools import product
 
 import pytest
 
-from planner.candidates import candidates
 from planner.check import check
-from planner.nodes import open_candidate
 from planner.plan import make_plan
 from planner.schema import (
     ClientFeature,
@@ -21,6 +19,7 @@ from planner.schema import (
 )
 from planner.search import Progress
 from planner.simulate import predict
+from planner.space.opened import regions
 from tests.planner.factories import CallSpec, tiny_cluster, tiny_model, tiny_request
 from tests.planner.random_requests import random_request
 
@@ -35,21 +34,35 @@ BLOCK = CallSpec(
 )
 
 
+FEATURES = (
+    (ClientFeature.CHECKPOINT_FULL, ClientFeature.HYBRID_MESH),
+    (ClientFeature.CHECKPOINT_FULL, ClientFeature.PREFETCH),
+    (ClientFeature.CHECKPOINT_FULL, ClientFeature.GROUPED_UNITS),
+    (ClientFeature.CHECKPOINT_FULL, ClientFeature.REDUCE_SCATTER_BUFFERS),
+    (ClientFeature.CHECKPOINT_FULL, ClientFeature.ACCUMULATION),
+    (ClientFeature.HYBRID_MESH, ClientFeature.RESHARD_INTEGER, ClientFeature.ACCUMULATION),
+    (ClientFeature.PREFETCH, ClientFeature.REDUCE_SCATTER_BUFFERS),
+)
+"""Few knobs at a time, so that all plans can be predicted."""
+
+
 def everything(request: PlanRequest) -> list[tuple[int, int]]:
     """(step time, reserved bytes) of every plan in the searched space, by the simulator."""
     results = []
-    for candidate in candidates(request):
-        item = open_candidate(request, candidate)
+    opened = [(region, region.open(setting)) for region in regions(request) for setting in region.settings]
+    for region, item in opened:
         for assignment in product(*(range(size) for size in item.problem.num_values)):
             predicted = predict(request, item.unpack(request, assignment))
             results.append((predicted.step_time_ns, predicted.peak.reserved_bytes))
+            assert region.floor_ns is None or region.floor_ns <= predicted.step_time_ns
+            assert region.floor_bytes() <= predicted.peak.reserved_bytes
     return results
 
 
 @pytest.mark.parametrize("seed", range(16))
 def test_plan_is_optimal_by_brute_force(seed: int) -> None:
     request = random_request(seed, num_blocks=1 + seed % 2, num_devices=2 if seed % 3 else 4)
-    request = request.model_copy(update={"search": EXACT})
+    request = request.model_copy(update={"search": EXACT, "client_features": FEATURES[seed % len(FEATURES)]})
     outcomes = everything(request)
     peaks = sorted({peak for _, peak in outcomes})
     for budget in {peaks[0] - 1, peaks[0], peaks[len(peaks) // 3]}:

@@ -1,10 +1,9 @@
 """Tensors that several calls save: alive from the forward of their first call to its backward."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from planner.program.build.emitter import Emitter
-from planner.program.choices import ALWAYS, Condition, both
+from planner.program.choices import ALWAYS, Condition, any_of
 from planner.program.events import Stream
 from planner.program.step import Knobs, StepInputs
 from planner.schema import ActivationPolicy, KeptBy, MemoryCategory, SharedTensor
@@ -30,7 +29,8 @@ class SharedTensors:
     def keep(self, call: int, moment: str) -> None:
         """Allocate those whose first call this is."""
         for name, size, tensor in self._first_kept.get(call, ()):
-            for when in self._conditions(tensor):
+            when = self._condition(tensor)
+            if when is not None:
                 self._emitter.allocate(name, Stream.COMPUTE, MemoryCategory.ACTIVATIONS, size, moment, when)
 
     def free(self, call: int) -> None:
@@ -38,23 +38,17 @@ class SharedTensors:
         for name, _, _ in self._first_kept.get(call, ()):
             self._emitter.free(name)
 
-    def _conditions(self, tensor: SharedTensor) -> Iterator[Condition]:
-        """Conditions of which at most one holds; the tensor is kept when one does."""
+    def _condition(self, tensor: SharedTensor) -> Condition | None:
+        """When the tensor is kept; None: never."""
         if tensor.kept_by is KeptBy.BOTH:
-            yield ALWAYS
-            return
+            return ALWAYS
         checkpointed = tensor.kept_by is KeptBy.FULL
-        none_before = ALWAYS
-        for call in range(tensor.first_call, tensor.last_call + 1):
-            options = self._options(call)
-            yield from (
-                both(none_before, when) for is_checkpointed, when in options if is_checkpointed is checkpointed
-            )
-            others = [when for is_checkpointed, when in options if is_checkpointed is not checkpointed]
-            if options and not others:
-                return
-            if options:
-                none_before = both(none_before, others[0])
+        return any_of(
+            when
+            for call in range(tensor.first_call, tensor.last_call + 1)
+            for is_checkpointed, when in self._options(call)
+            if is_checkpointed is checkpointed
+        )
 
     def _options(self, call: int) -> list[tuple[bool, Condition]]:
         """Whether the call is checkpointed, and when; nothing for calls that cannot be."""

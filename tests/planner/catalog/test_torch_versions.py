@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.candidates import allows
+from planner.space.fixed import allows
 from planner.catalog.torch_versions import (
     DIFFERENCES,
     KNOBS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from solver.schedule.bounds import StaticBounds
+from solver.schedule.bounds import static_makespan
 from solver.schedule.evaluate import Evaluator
 from solver.schedule.heuristic import Heuristic
 from solver.schedule.search import Limits, least_memory, prove
@@ -20,7 +20,7 @@ def test_optimum_equals_brute_force(block: int) -> None:
         for assignment in assignments(problem):
             evaluation = evaluator.evaluate(assignment)
             assert evaluation == reference(problem, assignment), (seed, assignment)
-            if problem.budget is None or evaluation.peak <= problem.budget:
+            if problem.budget is None or evaluation.needed <= problem.budget:
                 feasible.append(evaluation.makespan)
         result = prove(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
         if not feasible:
@@ -29,17 +29,17 @@ def test_optimum_equals_brute_force(block: int) -> None:
         assert result.status == "optimal", seed
         assert result.evaluation is not None
         assert result.evaluation.makespan == min(feasible) == result.lower_bound, seed
-        assert problem.budget is None or result.evaluation.peak <= problem.budget, seed
-        assert StaticBounds(problem).makespan <= min(feasible), seed
+        assert problem.budget is None or result.evaluation.needed <= problem.budget, seed
+        assert static_makespan(problem) <= min(feasible), seed
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_least_memory_equals_brute_force(seed: int) -> None:
     problem = random_problem(1000 + seed)
     result = least_memory(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
-    least = min(Evaluator(problem).evaluate(assignment).peak for assignment in assignments(problem))
+    least = min(Evaluator(problem).evaluate(assignment).needed for assignment in assignments(problem))
     assert result.evaluation is not None
-    assert result.evaluation.peak == least == result.lower_bound
+    assert result.evaluation.needed == least == result.lower_bound
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -55,12 +55,21 @@ def test_cutoff_below_the_optimum_is_infeasible_and_at_it_is_found(seed: int) ->
         assert below.status == "infeasible"
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_heuristic_keeps_the_budget_when_it_says_so(seed: int) -> None:
-    problem = random_problem(3000 + seed)
-    heuristic = Heuristic(problem, seed=seed)
-    heuristic.sketch(max_evaluations=60)
-    heuristic.improve(max_evaluations=140)
-    assert heuristic.evaluation == reference(problem, heuristic.best)
-    if heuristic.feasible and problem.budget is not None:
-        assert heuristic.evaluation.peak <= problem.budget
+@pytest.mark.parametrize("block", range(8))
+def test_relaxation_bounds_and_heuristic_keeps_the_budget(block: int) -> None:
+    """Bounds of the class relaxation, with all the rows that the heuristic learns, against brute force."""
+    for seed in range(3000 + 40 * block, 3000 + 40 * (block + 1)):
+        problem = random_problem(seed)
+        heuristic = Heuristic(problem, seed=seed)
+        heuristic.guide(gap=0.0)
+        heuristic.improve(max_evaluations=60)
+        evaluations = [reference(problem, assignment) for assignment in assignments(problem)]
+        fitting = [one.makespan for one in evaluations if problem.budget is None or one.needed <= problem.budget]
+        assert heuristic.evaluation == reference(problem, heuristic.best)
+        assert heuristic.relaxation.least_memory().lower_bound <= min(one.needed for one in evaluations)
+        if heuristic.is_infeasible:
+            assert not fitting, seed
+        if fitting:
+            assert heuristic.lower_bound <= min(fitting), seed
+        if heuristic.feasible:
+            assert heuristic.evaluation.makespan in fitting

@@ -1,0 +1,145 @@
+"""Global choices: what is enumerated, while the decisions of single units and blocks are searched inside each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.costs import CostModel
+from planner.program.units import Partition
+from planner.schema import ClientFeature, GradientSync, InconsistentRequest, MeshPlan, PlanRequest
+from planner.space.fixed import allowed, allows
+from planner.space.groupings import allowed_partitions
+from planner.space.meshes import allowed_meshes
+
+FORWARD_DEPTHS = (0, 1, 2)
+BACKWARD_DEPTHS = (0, 2)
+"""Depths of explicit prefetch; 0 is what FSDP2 does by itself, which in backward is a depth of 1."""
+REDUCE_BUFFERS = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Knobs of the runtime that hold for all units."""
+
+    forward_prefetch: int = 0
+    backward_prefetch: int = 0
+    reduce_buffers: int = 1
+    separate_group: bool = False
+
+    def __str__(self) -> str:
+        named = {
+            "prefetch": f"{self.forward_prefetch} and {self.backward_prefetch} ahead"
+            if self.forward_prefetch or self.backward_prefetch
+            else "",
+            "buffers": f"{self.reduce_buffers} reduce buffers" if self.reduce_buffers > 1 else "",
+            "group": "reduce-scatters in a group of their own" if self.separate_group else "",
+        }
+        return ", ".join(text for text in named.values() if text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One global choice."""
+
+    mesh: MeshPlan
+    partition: Partition
+    label: str
+    gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
+    keeps_gathered: bool = False
+    """Units stay gathered between the micro-batches of a step."""
+    setting: Setting = Setting()
+
+    def with_setting(self, setting: Setting) -> "Candidate":
+        """The same with other knobs of the runtime."""
+        return replace(self, setting=setting)
+
+
+def num_micro_batches(request: PlanRequest) -> int:
+    """Micro-batches per rank and step."""
+    workload = request.workload
+    return workload.global_batch // (workload.micro_batch * request.cluster.num_devices)
+
+
+def candidates(request: PlanRequest) -> Iterator[Candidate]:
+    """Every mesh, grouping and accumulation, as the client's features and the fixed choices allow.
+
+    Each stands for its `settings` too.
+
+    Raises:
+        InconsistentRequest: a fixed choice leaves none.
+    """
+    meshes = list(allowed_meshes(request))
+    groups = allowed_partitions(request)
+    accumulations = list(_accumulations(request))
+    if not meshes or not groups or not accumulations:
+        raise InconsistentRequest(
+            "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding, "
+            "units.head, units.blocks_per_unit, units.split_blocks, gradient_sync or reshard_after_backward "
+            "contradict each other, the cluster, the model, its optimizer or the client's features"
+        )
+    for mesh in meshes:
+        for group in groups:
+            for sync, keeps in accumulations:
+                if sync is GradientSync.ALL_REDUCE_ON_LAST and mesh.replicate == 1:
+                    continue
+                name = f"{mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else f"{mesh.shard}"
+                label = f"mesh {name}, {group.label}{_SYNCS[sync]}{', kept between micro-batches' if keeps else ''}"
+                yield Candidate(
+                    mesh=mesh, partition=group.partition, label=label, gradient_sync=sync, keeps_gathered=keeps
+                )
+
+
+_SYNCS = {
+    GradientSync.EVERY_MICRO_BATCH: "",
+    GradientSync.LAST_MICRO_BATCH: ", gradients reduced on the last micro-batch",
+    GradientSync.ALL_REDUCE_ON_LAST: ", all-reduced on the last micro-batch",
+}
+
+
+def _accumulations(request: PlanRequest) -> Iterator[tuple[GradientSync, bool]]:
+    several = num_micro_batches(request) > 1 and allows(request, ClientFeature.ACCUMULATION)
+    for sync in GradientSync if several else (GradientSync.EVERY_MICRO_BATCH,):
+        for keeps in (False, True) if several else (False,):
+            if allowed(request, {"gradient_sync": sync.value, "reshard_after_backward": not keeps}):
+                yield sync, keeps
+
+
+def settings(request: PlanRequest, candidate: Candidate, costs: CostModel) -> list[Setting]:
+    """Every setting that can matter under a global choice, FSDP2's default first where it is allowed.
+
+    Raises:
+        InconsistentRequest: the fixed choices leave none.
+    """
+    shards = candidate.mesh.shard > 1
+    prefetches = shards and allows(request, ClientFeature.PREFETCH)
+    deepest = len(candidate.partition.passes) - 1
+    buffers = shards and allows(request, ClientFeature.REDUCE_SCATTER_BUFFERS)
+    separate = costs.concurrent_collectives and allows(request, ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP)
+    found = [
+        Setting(forward_prefetch=ahead, backward_prefetch=back, reduce_buffers=num, separate_group=group)
+        for back in BACKWARD_DEPTHS
+        for ahead in FORWARD_DEPTHS
+        for num in (REDUCE_BUFFERS if buffers else (1,))
+        for group in ((False, True) if separate and shards else (False,))
+        if max(ahead, back) <= (deepest if prefetches else 0)
+    ]
+    left = [
+        setting
+        for setting in found
+        if allowed(
+            request,
+            {
+                "forward_prefetch": setting.forward_prefetch,
+                "backward_prefetch": setting.backward_prefetch,
+                "reduce_scatter_max_input_buffers": setting.reduce_buffers,
+                "separate_reduce_scatter_group": setting.separate_group,
+            },
+        )
+    ]
+    if not left:
+        raise InconsistentRequest(
+            "fixed: no prefetch depth, number of reduce-scatter buffers and reduce-scatter group is left; depths "
+            f"are {', '.join(map(str, FORWARD_DEPTHS))} in forward and {', '.join(map(str, BACKWARD_DEPTHS))} in "
+            f"backward, buffers {', '.join(map(str, REDUCE_BUFFERS))}, as far as the client, its torch, the mesh "
+            "and the model have them"
+        )
+    return left

@@ -1,0 +1,206 @@
+"""The decisions of one global choice: open knobs for the search, and an assignment back in the contract's words."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from planner.costs import CostModel
+from planner.program.choices import Choice, Decision
+from planner.program.sizes import UnitBytes
+from planner.program.step import KEEP, RECOMPUTE, Activation, Knobs, PrefetchTargets, Resharding
+from planner.program.units import ROOT, Partition, Pass
+from planner.schema import (
+    ActivationPlan,
+    ActivationPolicy,
+    Call,
+    CallRole,
+    ClientFeature,
+    Decisions,
+    PlanRequest,
+    RuntimeKnobs,
+    UnitPlan,
+)
+from planner.space.candidate import Candidate, num_micro_batches
+from planner.space.fixed import allowed_values, allows
+from solver.schedule.problem import Assignment
+
+Value = TypeVar("Value")
+_RESHARD = "reshard"
+_ACTIVATION = "activation"
+
+
+def open_knobs(
+    request: PlanRequest, candidate: Candidate, sizes: tuple[UnitBytes, ...], costs: CostModel
+) -> tuple[Knobs, tuple[Decision, ...]]:
+    """All knobs that the request leaves open, as choices among numbered decisions.
+
+    Raises:
+        NoValueLeft: the fixed choices contradict each other or leave some knob nothing.
+    """
+    decisions: list[Decision] = []
+
+    def decide(name: str, family: str, values: dict[object, Value]) -> Choice[Value]:
+        left = allowed_values(request, name, tuple(values))
+        if len(left) == 1:
+            return Choice.fixed(values[left[0]])
+        decisions.append(Decision(name=name, family=family, labels=tuple(map(str, left))))
+        return Choice.among(len(decisions) - 1, [values[value] for value in left])
+
+    parts = candidate.partition
+    with_backward = _with_backward(parts)
+    reshard: list[Choice[Resharding]] = [Choice.fixed(False)]
+    for number, unit in enumerate(parts.units[1:], start=1):
+        values = _reshardings(request, candidate, sizes[number] if number in with_backward else None, costs)
+        reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, {v: v for v in values}))
+    activation = {
+        call: decide(f"{entry.path}.activation", _ACTIVATION, _activations(request, parts, entry))
+        for call, entry in enumerate(parts.model.calls)
+        if _can_checkpoint(parts, entry)
+    }
+    setting = candidate.setting
+    return (
+        Knobs(
+            shard=candidate.mesh.shard,
+            replicate=candidate.mesh.replicate,
+            reshard=tuple(reshard),
+            activation=activation,
+            forward_prefetch=Choice.fixed(prefetch_targets(parts, setting.forward_prefetch, ahead=True)),
+            backward_prefetch=Choice.fixed(prefetch_targets(parts, setting.backward_prefetch, ahead=False)),
+            reshard_after_backward=tuple(
+                not (candidate.keeps_gathered and unit in with_backward) for unit in range(len(parts.units))
+            ),
+            reduce_scatter_max_input_buffers=setting.reduce_buffers,
+            separate_reduce_scatter_group=setting.separate_group,
+            gradient_sync=candidate.gradient_sync,
+        ),
+        tuple(decisions),
+    )
+
+
+def knob_names(candidate: Candidate) -> set[str]:
+    """Knobs of the modules of a global choice, open or fixed."""
+    parts = candidate.partition
+    return {
+        *(f"{unit.modules[0]}.reshard_after_forward" for unit in parts.units[1:]),
+        *(f"{entry.path}.activation" for entry in parts.model.calls if _can_checkpoint(parts, entry)),
+    }
+
+
+def _reshardings(
+    request: PlanRequest, candidate: Candidate, size: UnitBytes | None, costs: CostModel
+) -> Iterable[Resharding]:
+    """True, False, and numbers of ranks that are worth their communicator.
+
+    These divide a node, so that backward gathers do not leave it, and free more than the communicator takes that
+    each such unit has of its own: else False is better in memory and time. None (`size`) for units without a
+    backward, which would never let go of what partial resharding keeps.
+    """
+    yield True
+    yield False
+    if size is None or not allows(request, ClientFeature.RESHARD_INTEGER):
+        return
+    devices = request.cluster.node_groups[0].devices_per_node
+    for ranks in range(2, min(candidate.mesh.shard, devices + 1)):
+        freed = size.gathered - size.gathered // ranks
+        divides = candidate.mesh.shard % ranks == devices % ranks == 0
+        if divides and freed > costs.partial_reshard_bytes(ranks):
+            yield ranks
+
+
+def _activations(request: PlanRequest, parts: Partition, entry: Call) -> dict[object, Activation]:
+    """What the description traced for a block: all kept, some operations kept, nothing."""
+    found: dict[object, Activation] = {ActivationPolicy.NONE.value: KEEP}
+    kind = parts.model.kinds[entry.kind]
+    if allows(request, ClientFeature.CHECKPOINT_SELECTIVE):
+        for number, option in enumerate(kind.selective):
+            name = f"{ActivationPolicy.SELECTIVE.value}:{number}"
+            found[name] = Activation(policy=ActivationPolicy.SELECTIVE, saved_ops=option.saved_ops)
+    if allows(request, ClientFeature.CHECKPOINT_FULL):
+        found[ActivationPolicy.FULL.value] = RECOMPUTE
+    return found
+
+
+def _can_checkpoint(parts: Partition, call: Call) -> bool:
+    """Blocks, and the parts of those that were cut, if they were traced under checkpointing."""
+    kind = parts.model.kinds[call.kind]
+    is_part = any(call.path.startswith(f"{block.path}.") for block in parts.blocks)
+    return kind.full is not None and (kind.role is CallRole.BLOCK or (is_part and bool(kind.none.saved)))
+
+
+def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:
+    """Per unit, the next `depth` units in the order of the pass; nothing at depth 0 (FSDP2's default).
+
+    Units whose output requires no grad have no backward, so nothing gathers them there. The root has no list in
+    backward: where it returns more than one tensor its hook runs again in the middle, and a list would gather units
+    that are done.
+    """
+    if not depth:
+        return ()
+    order = [run.unit for run in parts.passes if ahead or _has_backward(parts, run)]
+    if not ahead:
+        order.reverse()
+    lists: list[tuple[int, ...]] = [()] * len(parts.units)
+    lists[ROOT] = tuple(order[:depth]) if ahead else ()
+    for position, unit in enumerate(order):
+        lists[unit] = tuple(order[position + 1 : position + 1 + depth])
+    return tuple(lists)
+
+
+def _has_backward(parts: Partition, run: Pass) -> bool:
+    return parts.model.kinds[parts.model.calls[run.last].kind].output_requires_grad
+
+
+def _with_backward(parts: Partition) -> frozenset[int]:
+    return frozenset({ROOT, *(run.unit for run in parts.passes if _has_backward(parts, run))})
+
+
+def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assignment: Assignment) -> Decisions:
+    """Write an assignment in the words of the contract."""
+
+    def value(choice: Choice[Value]) -> Value:
+        return next(option for option, when in choice if all(assignment[p.decision] == p.value for p in when))
+
+    parts = candidate.partition
+    forward, backward = value(knobs.forward_prefetch), value(knobs.backward_prefetch)
+    chosen = {call: value(choice) for call, choice in knobs.activation.items()}
+    precision = request.workload.precision
+    return Decisions(
+        mesh=candidate.mesh,
+        units=tuple(
+            UnitPlan(
+                modules=parts.units[number].modules,
+                reshard_after_forward=None if number == ROOT else value(knobs.reshard[number]),
+                reshard_after_backward=knobs.reshard_after_backward[number],
+                forward_prefetch=_names(parts, forward, number),
+                backward_prefetch=_names(parts, backward, number),
+                num_parameters=sum(p.num_elements for _, p in parts.units[number].parameters),
+            )
+            for number in _bottom_up(parts)
+        ),
+        activations=tuple(
+            ActivationPlan(
+                module=parts.model.calls[call].path, policy=activation.policy, saved_ops=activation.saved_ops
+            )
+            for call, activation in chosen.items()
+            if activation != KEEP
+        ),
+        param_dtype=precision.param_dtype,
+        reduce_dtype=precision.reduce_dtype,
+        output_dtype=precision.output_dtype,
+        cast_forward_inputs=precision.cast_forward_inputs,
+        micro_batch=request.workload.micro_batch,
+        num_micro_batches=num_micro_batches(request),
+        runtime=RuntimeKnobs(
+            reduce_scatter_max_input_buffers=knobs.reduce_scatter_max_input_buffers,
+            separate_reduce_scatter_group=knobs.separate_reduce_scatter_group,
+            gradient_sync=knobs.gradient_sync,
+        ),
+    )
+
+
+def _bottom_up(parts: Partition) -> list[int]:
+    """Units in the order in which they are applied: as registered, the root last."""
+    return [*range(1, len(parts.units)), ROOT]
+
+
+def _names(parts: Partition, targets: PrefetchTargets, unit: int) -> tuple[str, ...]:
+    return tuple(parts.units[target].modules[0] for target in targets[unit]) if targets else ()

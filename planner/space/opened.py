@@ -1,0 +1,263 @@
+"""A global choice opened for the solver, and a relaxed problem that bounds it under all settings at once.
+
+[Note: settings]
+How far ahead forward gathers are issued, and how many reduce-scatter inputs may wait, are enumerated. Earlier
+gathers never delay anything in forward (nothing else uses the shard link there), and more inputs in flight never
+delay anything either; both only take more memory. So the times of the deepest prefetch, its gathers costing the CPU
+nothing, and of the most inputs, together with the memory of the implicit prefetch and of one input, bound all of
+these settings from below. The backward depth and the reduce-scatter group are not relaxed: gathers of deeper
+backward prefetch compete with reduce-scatters, and can be slower.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.costs import CostModel
+from planner.costs.demands import Demands
+from planner.extent import require_exact
+from planner.program.build import build_program
+from planner.program.choices import Choice, Decision
+from planner.program.events import Operation, OperationKind, Program
+from planner.program.inputs import local_shards, micro_batches, step_inputs
+from planner.program.step import Knobs, StepInputs
+from planner.program.units import Partition, partition
+from planner.schema import Decisions, MeshPlan, PlanRequest
+from planner.space.candidate import Candidate, Setting, candidates, num_micro_batches, settings
+from planner.space.fixed import NoValueLeft, refuse_unknown_knobs
+from planner.space.floor import floor_bytes, floor_ns
+from planner.space.knobs import decisions_of, knob_names, open_knobs, prefetch_targets
+from planner.space.problem import Runs, problem_of
+from solver.schedule.heuristic import Heuristic
+from solver.schedule.problem import Assignment, Problem, Reserve
+from solver.schedule.restrict import combine
+
+_GATHERS = (OperationKind.COPY_IN, OperationKind.ALL_GATHER)
+
+
+@dataclass(eq=False)
+class OpenCandidate:
+    """A global choice under one setting, with its problem and the best assignment known for it."""
+
+    candidate: Candidate
+    costs: CostModel
+    inputs: StepInputs
+    knobs: Knobs
+    decisions: tuple[Decision, ...]
+    problem: Problem
+    optimizer_ns: int
+    seed: int
+
+    @cached_property
+    def heuristic(self) -> Heuristic:
+        """The best assignment known, and how to find better ones."""
+        return Heuristic(self.problem, seed=self.seed)
+
+    def unpack(self, request: PlanRequest, assignment: Assignment) -> Decisions:
+        """An assignment as the decisions of a plan."""
+        return decisions_of(request, self.candidate, self.knobs, assignment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A global choice under all settings of one backward depth and one reduce-scatter group."""
+
+    candidate: Candidate
+    settings: tuple[Setting, ...]
+    opening: "Opening"
+    floor_ns: int | None
+    """No plan of the region has a faster step; None where none can fit."""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.candidate.label
+
+    @property
+    def budget_bytes(self) -> int:
+        """Device memory for tensors, before what some decisions take of it."""
+        return self.opening.costs.budget.budget_bytes
+
+    def floor_bytes(self) -> int:
+        """No plan of the region needs less device memory."""
+        return self.opening.floor_bytes(self.candidate)
+
+    def open(self, setting: Setting) -> OpenCandidate:
+        """The problem under one setting."""
+        return self.opening.open(self.candidate.with_setting(setting))
+
+    def relaxed(self) -> OpenCandidate:
+        """A problem that bounds all settings; exact where there is one."""
+        return self.opening.relaxed(self.candidate, self.settings)
+
+
+def regions(request: PlanRequest) -> Iterator[Region]:
+    """All regions of a request.
+
+    Raises:
+        InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
+    """
+    meshes: dict[MeshPlan, Sharding] = {}
+    openings: dict[tuple[MeshPlan, int], Opening] = {}
+    knobs: set[str] = set()
+    refusals: list[NoValueLeft] = []
+    found = 0
+    for candidate in candidates(request):
+        knobs |= knob_names(candidate)
+        if candidate.mesh not in meshes:
+            meshes[candidate.mesh] = Sharding(request, candidate.mesh)
+        key = (candidate.mesh, id(candidate.partition))
+        if key not in openings:
+            openings[key] = Opening(request, candidate.partition, meshes[candidate.mesh])
+        try:
+            members = list(_regions_of(request, candidate, openings[key]))
+        except NoValueLeft as refusal:
+            refusals.append(refusal)
+            continue
+        found += len(members)
+        yield from members
+    refuse_unknown_knobs(request.fixed, knobs)
+    if not found:
+        raise refusals[0]
+
+
+def _regions_of(request: PlanRequest, candidate: Candidate, opening: "Opening") -> Iterator[Region]:
+    groups: dict[tuple[int, bool], list[Setting]] = {}
+    for setting in settings(request, candidate, opening.costs):
+        groups.setdefault((setting.backward_prefetch, setting.separate_group), []).append(setting)
+    floor = opening.floor_ns(candidate)
+    for members in groups.values():
+        yield Region(
+            candidate=candidate.with_setting(members[0]),
+            settings=tuple(members),
+            opening=opening,
+            floor_ns=floor,
+        )
+
+
+class Sharding:
+    """What all groupings of a mesh share: costs, and the optimizer."""
+
+    def __init__(self, request: PlanRequest, mesh: MeshPlan) -> None:
+        """Work out costs.
+
+        Raises:
+            ShardwrightError: the request cannot be costed.
+        """
+        whole = partition(request.model, ())
+        shards = local_shards(whole, mesh.shard)
+        self.costs = CostModel.of(request, mesh)
+        self.optimizer_ns = self.costs.optimizer_ns(shards)
+        self.optimizer_bytes = sum(self.costs.optimizer_state_bytes(*entry) for entry in shards)
+        self.optimizer_transient_bytes = self.costs.optimizer_transient_bytes(shards)
+
+
+class Opening:
+    """What all settings of a mesh with a grouping share."""
+
+    def __init__(self, request: PlanRequest, parts: Partition, sharding: Sharding) -> None:
+        """Work out sizes."""
+        self._request = request.model_copy(update={"model": parts.model})
+        self.costs = sharding.costs
+        self.optimizer_ns = sharding.optimizer_ns
+        self.inputs = step_inputs(
+            parts,
+            request.workload,
+            shard=self.costs.shard,
+            optimizer_bytes=sharding.optimizer_bytes,
+            optimizer_transient_bytes=sharding.optimizer_transient_bytes,
+        )
+
+    def open(self, candidate: Candidate) -> OpenCandidate:
+        """The problem of a global choice under its setting."""
+        knobs, decisions = self._knobs(candidate)
+        problem = self._problem(self._programs(knobs), decisions, candidate)
+        return self._opened(candidate, knobs, decisions, problem)
+
+    def floor_ns(self, candidate: Candidate) -> int | None:
+        """No plan of a global choice has a faster step; None where none can fit.
+
+        Raises:
+            NoValueLeft: the fixed choices leave some knob nothing.
+        """
+        knobs, _ = self._knobs(candidate)
+        floor = floor_ns(self.inputs, knobs, self.costs, num_micro_batches(self._request))
+        return None if floor is None else floor + self.optimizer_ns
+
+    def floor_bytes(self, candidate: Candidate) -> int:
+        """No plan of a global choice needs less device memory."""
+        return floor_bytes(self.inputs, self._knobs(candidate)[0], num_micro_batches(self._request))
+
+    def relaxed(self, candidate: Candidate, members: Sequence[Setting]) -> OpenCandidate:
+        """See the note above."""
+        if len(members) == 1:
+            return self.open(candidate.with_setting(members[0]))
+        knobs, decisions = self._knobs(candidate.with_setting(members[0]))
+        deepest = max(setting.forward_prefetch for setting in members)
+        most = max(setting.reduce_buffers for setting in members)
+        parts = candidate.partition
+        fast = replace(
+            knobs,
+            forward_prefetch=Choice.fixed(prefetch_targets(parts, deepest, ahead=True)),
+            reduce_scatter_max_input_buffers=most,
+        )
+        lean = replace(
+            knobs,
+            forward_prefetch=Choice.fixed(
+                prefetch_targets(parts, min(setting.forward_prefetch for setting in members), ahead=True)
+            ),
+            reduce_scatter_max_input_buffers=min(setting.reduce_buffers for setting in members),
+        )
+        free = [(_with_free_gathers(program), num) for program, num in self._programs(fast)]
+        times = self._problem(free, decisions, candidate)
+        memory = self._problem(self._programs(lean), decisions, candidate)
+        return self._opened(candidate, knobs, decisions, combine(times, memory))
+
+    def _knobs(self, candidate: Candidate) -> tuple[Knobs, tuple[Decision, ...]]:
+        return open_knobs(self._request, candidate, self.inputs.sizes, self.costs)
+
+    def _programs(self, knobs: Knobs) -> Runs:
+        runs = num_micro_batches(self._request)
+        places = micro_batches(knobs, runs)
+        programs = [(build_program(self.inputs, place, self.costs), num) for place, num in places]
+        for program, _ in programs:
+            require_exact(program, self.costs.sources(), num_micro_batches=runs, optimizer_ns=self.optimizer_ns)
+        return programs
+
+    def _problem(self, programs: Runs, decisions: tuple[Decision, ...], candidate: Candidate) -> Problem:
+        budget = self.costs.budget.budget_bytes
+        demands = Demands(separate_reduce_scatter_group=candidate.setting.separate_group)
+        taken = self.costs.taken_bytes(demands)
+        reserves = (*([Reserve(amount=taken)] if taken else ()), *self._communicators(decisions))
+        return problem_of(programs, decisions, budget_bytes=budget, reserves=reserves)
+
+    def _communicators(self, decisions: tuple[Decision, ...]) -> Iterator[Reserve]:
+        """Of each unit that is resharded in part."""
+        for number, decision in enumerate(decisions):
+            for value, label in enumerate(decision.labels):
+                if label.isdecimal():
+                    yield Reserve(amount=self.costs.partial_reshard_bytes(int(label)), when=((number, value),))
+
+    def _opened(
+        self, candidate: Candidate, knobs: Knobs, decisions: tuple[Decision, ...], problem: Problem
+    ) -> OpenCandidate:
+        return OpenCandidate(
+            candidate=candidate,
+            costs=self.costs,
+            inputs=self.inputs,
+            knobs=knobs,
+            decisions=decisions,
+            problem=problem,
+            optimizer_ns=self.optimizer_ns,
+            seed=self._request.search.seed,
+        )
+
+
+def _with_free_gathers(program: Program) -> Program:
+    return replace(
+        program,
+        events=tuple(
+            replace(event, launches=0) if isinstance(event, Operation) and event.kind in _GATHERS else event
+            for event in program.events
+        ),
+    )

@@ -1,0 +1,109 @@
+"""From programs with open knobs to the solver's problem: names become numbers, buffers become level changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.program.choices import Condition, Decision, both
+from planner.program.events import Allocate, Free, HostWait, Link, Operation, Program, Stream, Touch, Wait
+from solver.schedule.problem import Activity, Barrier, Change, Family, Problem, Reserve, Round, Step, Stop
+from solver.schedule.problem import Condition as SolverCondition
+from solver.schedule.problem import Touch as SolverTouch
+
+_CHAINS = {name: number for number, name in enumerate([*Stream, *Link])}
+_POOLS = {name: number for number, name in enumerate(Stream)}
+Runs = Sequence[tuple[Program, int]]
+"""Micro-batches that differ, in order, each with how many there are in a step."""
+
+
+def problem_of(
+    programs: Runs, decisions: Sequence[Decision], *, budget_bytes: int | None, reserves: tuple[Reserve, ...] = ()
+) -> Problem:
+    """The least time of a step's micro-batches over their decisions, with the pools' peaks within the budget."""
+    families: dict[str, list[int]] = {}
+    for number, decision in enumerate(decisions):
+        families.setdefault(decision.family, []).append(number)
+    return Problem(
+        num_values=tuple(len(decision.labels) for decision in decisions),
+        families=tuple(Family(name=name, decisions=tuple(members)) for name, members in families.items()),
+        rounds=tuple(Round(steps=tuple(_steps(program)), count=num) for program, num in programs),
+        num_chains=len(_CHAINS),
+        num_pools=len(_POOLS),
+        final_chain=_CHAINS[Stream.COMPUTE],
+        budget=budget_bytes,
+        reserves=reserves,
+    )
+
+
+def _steps(program: Program) -> list[Step]:
+    steps: list[Step] = []
+    numbers: dict[int, int] = {}
+    alive: dict[str, list[_Part]] = {}
+    for index, event in enumerate(program.events):
+        match event:
+            case Operation():
+                numbers[index] = len(steps)
+                steps.append(_activity(event, program.launch_ns, numbers))
+                if event.host_waits:
+                    steps.append(Stop(activity=numbers[index], when=_condition(event.when)))
+            case Wait():
+                chain, activity = _CHAINS[event.stream], numbers[event.operation]
+                steps.append(Barrier(chain=chain, activity=activity, when=_condition(event.when)))
+            case HostWait():
+                steps.append(Stop(activity=numbers[event.operation], when=_condition(event.when)))
+            case Allocate():
+                part = _Part(_POOLS[event.stream], event.size_bytes, event.when)
+                alive.setdefault(event.buffer, []).append(part)
+                steps.append(part.change())
+            case Free():
+                _free(event, alive, steps)
+            case Touch():
+                pool = _POOLS[Stream.COMPUTE]
+                steps.append(SolverTouch(pool=pool, amount=event.size_bytes, when=_condition(event.when)))
+    return steps
+
+
+def _free(event: Free, alive: dict[str, list["_Part"]], steps: list[Step]) -> None:
+    if not event.when:
+        steps.extend(part.negated(()).change() for part in alive.pop(event.buffer, []))
+        return
+    parts = [part.negated(event.when) for part in alive.get(event.buffer, [])]
+    parts = [part for part in parts if not _contradicts(part.when)]
+    alive[event.buffer] = [*alive.get(event.buffer, []), *parts]
+    steps.extend(part.change() for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Signed bytes of a buffer under a condition; what is alive is the sum of its parts."""
+
+    pool: int
+    amount: int
+    when: Condition
+
+    def negated(self, when: Condition) -> "_Part":
+        return _Part(self.pool, -self.amount, both(self.when, when))
+
+    def change(self) -> Change:
+        return Change(pool=self.pool, amount=self.amount, when=_condition(self.when))
+
+
+def _contradicts(when: Condition) -> bool:
+    return len({literal.decision for literal in when}) < len(when)
+
+
+@lru_cache(maxsize=65536)
+def _condition(when: Condition) -> SolverCondition:
+    return tuple((literal.decision, literal.value) for literal in when)
+
+
+def _activity(event: Operation, launch_ns: int, numbers: dict[int, int]) -> Activity:
+    chains = (_CHAINS[event.stream],) if event.link is None else (_CHAINS[event.stream], _CHAINS[event.link])
+    return Activity(
+        chains=chains,
+        duration=event.duration_ns,
+        lead=launch_ns if event.launches else 0,
+        issue=event.launches * launch_ns,
+        waits=tuple(numbers[wait] for wait in event.waits),
+        when=_condition(event.when),
+    )
