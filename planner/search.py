@@ -32,7 +32,7 @@ class Progress:
     incumbent_ns: int | None
     """Best step time so far."""
     bound_ns: int | None
-    """No plan is faster than this."""
+    """No plan is faster than this; None until every global choice is known."""
     message: str
 
 
@@ -127,6 +127,8 @@ class _Search:
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
+    is_counted: bool = False
+    """All regions are known; before, nothing bounds the step."""
 
     def run(self) -> Found:
         try:
@@ -137,7 +139,7 @@ class _Search:
             if self.best is None:
                 raise
             self.interrupted = True
-        bound = self._bound()
+        bound = self._bound() if self.is_counted else 0
         self._tidy()
         return Found(
             best=self.best,
@@ -152,10 +154,18 @@ class _Search:
         )
 
     def _open(self) -> None:
+        """All regions; the first that may fit gives a plan at once, before the others are even costed."""
         for region in regions(self.request):
             self.num_regions += 1
-            if region.floor_ns is not None:
-                self.nodes.append(Node(region=region, settings=region.settings, lower_bound=region.floor_ns))
+            if region.floor_ns is None:
+                continue
+            node = Node(region=region, settings=region.settings, lower_bound=region.floor_ns)
+            if not self.nodes:
+                self._relax(node)
+                node.stage += 1
+                self._report(f"looked at {region.label}")
+            self.nodes.append(node)
+        self.is_counted = True
         for node in self.nodes:
             self._push(node)
 
@@ -305,7 +315,7 @@ class _Search:
                 Progress(
                     elapsed_s=monotonic() - self.started,
                     incumbent_ns=self.incumbent_ns,
-                    bound_ns=self._bound(),
+                    bound_ns=self._bound() if self.is_counted else None,
                     message=message,
                 )
             )

@@ -64,6 +64,7 @@ def step_inputs(
     optimizer_bytes: int,
     optimizer_transient_bytes: int,
     decisions: Decisions | None = None,
+    known: dict[tuple[str, ...], UnitBytes] | None = None,
 ) -> StepInputs:
     """Sizes of all units and calls at the workload's micro-batch and sequence.
 
@@ -74,18 +75,21 @@ def step_inputs(
         optimizer_bytes: optimizer state on the device.
         optimizer_transient_bytes: most that the optimizer step needs on top.
         decisions: what is refused together with some sizes.
+        known: sizes of units by their modules, for calls of one model, shard degree and precision; added to. The
+            root's are never known.
     """
-    sizes = tuple(
-        unit_bytes(
-            unit,
-            shard=shard,
-            precision=workload.precision,
-            with_gradient=parts.with_gradient,
-            with_zeros=parts.with_zeros,
-            dims=parts.dims,
-        )
-        for unit in parts.units
-    )
+    known = {} if known is None else known
+    for unit in parts.units:
+        if unit.modules not in known or unit.modules == ("",):
+            known[unit.modules] = unit_bytes(
+                unit,
+                shard=shard,
+                precision=workload.precision,
+                with_gradient=parts.with_gradient,
+                with_zeros=parts.with_zeros,
+                dims=parts.dims,
+            )
+    sizes = tuple(known[unit.modules] for unit in parts.units)
     if decisions:
         _require_sound_zeros(decisions, parts, sizes)
     return StepInputs(

@@ -1,26 +1,34 @@
 """A bound on the step time of a global choice that needs no program: sums over its units and calls.
 
-For each micro-batch, with C the computation of forward and backward, copies out of gathers and into reductions
-among it, A the gathers that forward needs, A0 that of the root, R and L the reduce-scatters and all-reduces, R0 and
-L0 those of the root, and X what recomputation is unavoidable:
+For each micro-batch, units in the order of their forward, with f_k and b_k the computation from where unit k begins
+on in forward, and until it ends in backward (copies out of gathers and into reductions among it), A_k its gather,
+R_k its reduce-scatter and L_k its all-reduce, X what is recomputed and Y what is gathered again:
 
-    forward  >= max(A0 + C_forward, sum of A)
-    backward >= max(C_backward + X + R0 + L0, sum of R (+ sum of L, where they share the link), sum of L)
+    forward  >= A_1 + .. + A_k + f_k                                        for each k
+    backward >= b_k + R_k + .. + R_1 (and so with L), b_1 + X + R_1 + L_1   for each k
+    backward >= sum of R + Y (+ sum of L, where they share the link)
 
-The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss; the root
-reduces last. X is the optimum of a knapsack in fractions: at the end of the forward everything that blocks keep is
-alive beside the shards, the optimizer state, the gathered root and what earlier micro-batches left.
+The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. X and Y
+are bounded by memory: at the end of the forward, and again when the first unit reduces, all that blocks keep and
+all that stays gathered (with the communicators of partial resharding) is alive beside the shards, the optimizer
+state, the gathered root and what earlier micro-batches left; and the pools of gathers and reductions are reserved
+at their own peaks, whenever these are. The least backward time is that at which the leanest mixtures, taken in
+fractions, fit.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from planner.costs import CostModel
 from planner.program.build.calls import liveness_of
 from planner.program.inputs import micro_batches
-from planner.program.step import KEEP, Activation, Knobs, StepInputs
+from planner.program.step import KEEP, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
+
+Point = tuple[int, int]
+"""(bytes kept, ns spent for keeping no more)."""
 
 
 def floor_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batches: int) -> int | None:
@@ -28,122 +36,278 @@ def floor_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batch
 
     `knobs` may be those of any setting: nothing that a setting changes is counted.
     """
-    times = [(_micro_batch_ns(inputs, place, costs), num) for place, num in micro_batches(knobs, num_micro_batches)]
-    known = [(time, num) for time, num in times if time is not None]
-    return sum(num * time for time, num in known) if len(known) == len(times) else None
+    total = 0
+    places = micro_batches(knobs, num_micro_batches)
+    left = costs.budget.budget_bytes - _other_pools_bytes(inputs, [place for place, _ in places])
+    for place, num in places:
+        time = _micro_batch_ns(inputs, place, costs, left)
+        if time is None:
+            return None
+        total += num * time
+    return total
 
 
-def floor_bytes(inputs: StepInputs, knobs: Knobs, num_micro_batches: int) -> int:
-    """No plan of the global choice needs less memory at the end of the forward."""
-    return max(
-        _resident_bytes(inputs, place) + sum(num * hull[-1][0] for hull, num in _hulls(inputs, place, None))
-        for place, _ in micro_batches(knobs, num_micro_batches)
+def floor_bytes(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batches: int) -> int:
+    """No plan of the global choice needs less memory."""
+    places = [place for place, _ in micro_batches(knobs, num_micro_batches)]
+    return _other_pools_bytes(inputs, places) + max(
+        _resident_bytes(inputs, place) + _Mixture.of(_kept_by_calls(inputs, place, costs)).leanest_bytes
+        for place in places
     )
 
 
-def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int | None:
-    left = costs.budget.budget_bytes - _resident_bytes(inputs, knobs)
-    recompute_ns = _least_recompute_ns(inputs, knobs, costs, left)
-    if recompute_ns is None:
+def _other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
+    """Reserved for gathers (the largest unit's buffer), and for sharded gradients where any are made."""
+    gathered = [
+        inputs.sizes[unit].gathered
+        for knobs in places
+        for unit, _ in _order(inputs)
+        if knobs.shard > 1 and not knobs.starts_gathered(unit)
+    ]
+    reduces = any(knobs.reduces for knobs in places)
+    return max(gathered, default=0) + reduces * sum(inputs.sizes[u].sharded_gradients for u, _ in _order(inputs))
+
+
+def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_bytes: int) -> int | None:
+    link_ns, all_reduces_ns, compute_ns, least_ns = _backward_sums(inputs, knobs, costs)
+    apart = knobs.separate_reduce_scatter_group and costs.concurrent_collectives
+    backward_ns = _least_backward_ns(
+        compute_ns,
+        0 if apart else link_ns,
+        _Mixture.of(_kept_by_calls(inputs, knobs, costs)),
+        _Mixture.of(_kept_by_units(inputs, knobs, costs)),
+        _Room(left_bytes - _resident_bytes(inputs, knobs), *_first_reduction(inputs, knobs)),
+    )
+    if backward_ns is None:
         return None
-    calls = Counter(call.kind for call in inputs.partition.model.calls)
-    kinds = inputs.partition.model.kinds
-    forward_ns = sum(num * costs.forward_ns(kind) for kind, num in calls.items())
-    backward_ns = sum(
-        num * costs.backward_ns(kind) for kind, num in calls.items() if kinds[kind].output_requires_grad
-    )
-    sizes = inputs.sizes
-    for unit in _running(inputs):
-        if knobs.shard > 1 and not knobs.starts_gathered(unit):
-            forward_ns += costs.copy_ns(sizes[unit].gathered, sizes[unit].gathered)
-    for unit in _reducing(inputs, knobs):
-        backward_ns += costs.copy_ns(sizes[unit].gradients, sizes[unit].reduce_input)
-    gathers = {unit: _gather_ns(inputs, knobs, costs, unit) for unit in _running(inputs)}
-    reduces = {unit: costs.reduce_scatter_ns(sizes[unit].reduce_input) for unit in _reducing(inputs, knobs)}
-    alls = {unit: costs.all_reduce_ns(sizes[unit].reduce_output) for unit in _reducing(inputs, knobs)}
-    if knobs.shard == 1:
-        reduces = dict.fromkeys(reduces, 0)
-    if not knobs.all_reduces:
-        alls = dict.fromkeys(alls, 0)
-    all_scatters, all_alls = sum(reduces.values()), sum(alls.values())
-    shared = all_scatters + all_alls if costs.all_reduce_shares_link else max(all_scatters, all_alls)
-    at_end = reduces.get(ROOT, 0) + alls.get(ROOT, 0)
-    return max(gathers.get(ROOT, 0) + forward_ns, sum(gathers.values())) + max(
-        backward_ns + recompute_ns + at_end, shared
-    )
+    return _forward_ns(inputs, knobs, costs) + max(backward_ns, least_ns, link_ns, all_reduces_ns)
 
 
-def _running(inputs: StepInputs) -> set[int]:
+def _order(inputs: StepInputs) -> list[tuple[int, int]]:
+    """Units in the order of their forward, each with the call that it begins at."""
     parts = inputs.partition
-    return {unit for unit in {ROOT, *(run.unit for run in parts.passes)} if parts.units[unit].parameters}
+    found = {ROOT: 0}
+    for run in parts.passes:
+        found.setdefault(run.unit, run.first)
+    return [(unit, first) for unit, first in found.items() if parts.units[unit].parameters]
 
 
-def _reducing(inputs: StepInputs, knobs: Knobs) -> set[int]:
-    return {unit for unit in _running(inputs) if inputs.sizes[unit].reduce_input} if knobs.reduces else set()
+def _forward_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
+    calls = [costs.forward_ns(call.kind) for call in inputs.partition.model.calls]
+    left_ns = [*accumulate(reversed(calls), initial=0)][::-1]
+    order = [(unit, first) for unit, first in _order(inputs) if knobs.shard > 1 and not knobs.starts_gathered(unit)]
+    sizes = [inputs.sizes[unit].gathered for unit, _ in order]
+    copies_ns = sum(costs.copy_ns(size, size) for size in sizes)
+    longest, gathered_ns = left_ns[0] + copies_ns, 0
+    for size, (_, first) in zip(sizes, order, strict=True):
+        gathered_ns += costs.all_gather_ns(size)
+        longest = max(longest, gathered_ns + copies_ns + left_ns[first])
+        copies_ns -= costs.copy_ns(size, size)
+    return longest
 
 
-def _gather_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> int:
-    if knobs.shard == 1 or knobs.starts_gathered(unit):
-        return 0
-    return costs.all_gather_ns(inputs.sizes[unit].gathered)
+def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[int, int, int, int]:
+    """Reduce-scatters (with all-reduces where they share the link), all-reduces, computation, least time of all."""
+    sizes, kinds = inputs.sizes, inputs.partition.model.kinds
+    calls = [
+        costs.backward_ns(call.kind) if kinds[call.kind].output_requires_grad else 0
+        for call in inputs.partition.model.calls
+    ]
+    done_ns = [*accumulate(reversed(calls), initial=0)][::-1]
+    """From the backward of each call, that of it included, to the end of its own."""
+    scatters_ns = alls_ns = least_ns = copies_ns = 0
+    order = _order(inputs)
+    total_copies_ns = sum(_gradient_copies_ns(inputs, knobs, costs, unit) for unit, _ in order)
+    for unit, first in order:
+        copies_ns += _gradient_copies_ns(inputs, knobs, costs, unit)
+        if not (knobs.reduces and sizes[unit].reduce_input):
+            continue
+        if knobs.shard > 1:
+            scatters_ns += costs.reduce_scatter_ns(sizes[unit].reduce_input)
+        if knobs.all_reduces:
+            alls_ns += costs.all_reduce_ns(sizes[unit].reduce_output)
+        before_ns = done_ns[0 if unit == ROOT else first] + total_copies_ns - copies_ns
+        last_ns = scatters_ns + (alls_ns if costs.all_reduce_shares_link else 0)
+        least_ns = max(least_ns, before_ns + last_ns, before_ns + alls_ns)
+    at_end_ns = 0
+    if knobs.reduces and sizes[ROOT].reduce_input:
+        at_end_ns += costs.reduce_scatter_ns(sizes[ROOT].reduce_input) if knobs.shard > 1 else 0
+        at_end_ns += costs.all_reduce_ns(sizes[ROOT].reduce_output) if knobs.all_reduces else 0
+    link_ns = scatters_ns + (alls_ns if costs.all_reduce_shares_link else 0)
+    return link_ns, alls_ns, done_ns[0] + total_copies_ns + at_end_ns, least_ns
+
+
+def _gradient_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> int:
+    """Copies that the compute stream makes of a unit's gradients: into sums, and into the reduction."""
+    size = inputs.sizes[unit]
+    duration, whole = 0, size.gradients
+    if size.accumulates_apart and size.gradients:
+        if knobs.finds_whole_gradients:
+            duration += costs.copy_ns(size.gradients + size.whole_gradients, size.whole_gradients)
+            whole = size.whole_gradients
+        elif not knobs.reduces:
+            duration += costs.copy_ns(size.gradients, size.whole_gradients)
+    if knobs.reduces and size.reduce_input:
+        duration += costs.copy_ns(whole, size.reduce_input)
+    return duration
+
+
+def _first_reduction(inputs: StepInputs, knobs: Knobs) -> tuple[int, int, int]:
+    """Of the first unit that reduces: what that needs, what its calls keep at most, what it has gathered."""
+    parts, sizes = inputs.partition, inputs.sizes
+    last = max(parts.passes, key=lambda run: run.last, default=None)
+    if last is None or not knobs.reduces or knobs.finds_whole_gradients or not sizes[last.unit].gradients:
+        return 0, 0, 0
+    own = sum(
+        liveness_of(parts.model.kinds[call.kind], KEEP).kept_bytes(inputs.micro_batch, inputs.sequence)
+        for call in parts.model.calls[last.first :]
+    )
+    return sizes[last.unit].gradients + sizes[last.unit].reduce_input, own, sizes[last.unit].gathered
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory for what calls and units keep, at the end of the forward and at the first reduction."""
+
+    left_bytes: int
+    reduction_bytes: int
+    own_kept_bytes: int
+    own_gathered_bytes: int
+
+    def holds(self, kept: int, gathered: int) -> bool:
+        """Whether both moments have room for this."""
+        others = max(0, kept - self.own_kept_bytes) + max(0, gathered - self.own_gathered_bytes)
+        return max(kept + gathered, others + self.reduction_bytes) <= self.left_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """Lower convex hull of what a set of calls or units can keep for what time."""
+
+    kept_bytes: int
+    """Where nothing is spent that need not be."""
+    spent_ns: int
+    segments: tuple[tuple[int, int], ...]
+    """(bytes freed, ns spent), the cheapest bytes first."""
+
+    @classmethod
+    def of(cls, options: Iterable[tuple[Sequence[Point], int]]) -> "_Mixture":
+        """Of points, each set of them so many times."""
+        kept = spent = 0
+        segments: list[tuple[int, int]] = []
+        for points, num in options:
+            hull = _lower_hull(points)
+            kept += num * hull[0][0]
+            spent += num * hull[0][1]
+            segments.extend(
+                (num * (more - less), num * (dear - cheap)) for (more, cheap), (less, dear) in pairwise(hull)
+            )
+        return cls(kept, spent, tuple(sorted(segments, key=lambda segment: segment[1] / segment[0])))
+
+    @property
+    def leanest_bytes(self) -> int:
+        """Whatever is spent."""
+        return self.kept_bytes - sum(freed for freed, _ in self.segments)
+
+    def least_bytes(self, ns: int) -> int | None:
+        """Kept when at most so much is spent; None where that is not enough."""
+        ns -= self.spent_ns
+        if ns < 0:
+            return None
+        kept = self.kept_bytes
+        for freed, cost in self.segments:
+            if cost > ns:
+                return kept - freed * ns // cost
+            kept -= freed
+            ns -= cost
+        return kept
+
+    @property
+    def most_ns(self) -> int:
+        """Spent when as little as possible is kept."""
+        return self.spent_ns + sum(cost for _, cost in self.segments)
+
+
+def _least_backward_ns(compute_ns: int, link_ns: int, calls: _Mixture, units: _Mixture, room: _Room) -> int | None:
+    """By bisection: longer backwards leave room to keep less."""
+
+    def fits(backward_ns: int) -> bool:
+        kept = calls.least_bytes(backward_ns - compute_ns)
+        gathered = units.least_bytes(backward_ns - link_ns)
+        return kept is not None and gathered is not None and room.holds(kept, gathered)
+
+    low = max(compute_ns + calls.spent_ns, link_ns + units.spent_ns)
+    high = max(compute_ns + calls.most_ns, link_ns + units.most_ns)
+    if not fits(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
 
 
 def _resident_bytes(inputs: StepInputs, knobs: Knobs) -> int:
-    """Alive at the end of the forward, whatever is decided."""
+    """Alive in the pool of the computation at the end of the forward, whatever is decided."""
     sizes = inputs.sizes
     total = inputs.optimizer_bytes + inputs.partition.model.buffers_bytes + sizes[ROOT].gathered
     total += sum(size.stored for size in sizes)
     total += inputs.partition.model.inputs_bytes.at(inputs.micro_batch, inputs.sequence)
-    if knobs.finds_sharded_gradients:
-        total += sum(size.sharded_gradients for size in sizes)
     if knobs.finds_whole_gradients:
         total += sum(s.whole_gradients if s.accumulates_apart else s.gradients for s in sizes)
-    if knobs.finds_partial_sums:
-        total += sum(size.reduce_output for size in sizes)
     return total
 
 
-def _least_recompute_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left: int) -> int | None:
-    """Fractional knapsack over the calls that may recompute; None where even the leanest choice keeps too much."""
-    steps: list[tuple[float, int, int]] = []
-    spent = 0.0
-    for hull, num in _hulls(inputs, knobs, costs):
-        left -= num * hull[0][0]
-        spent += num * hull[0][1]
-        for (kept, cost), (less, more) in pairwise(hull):
-            steps.append(((more - cost) / (kept - less), num * (kept - less), num * (more - cost)))
-    for _, freed, cost in sorted(steps):
-        if left >= 0:
-            break
-        share = min(1.0, -left / freed)
-        left += int(freed) if share == 1.0 else -left
-        spent += share * cost
-    return None if left < 0 else int(spent)
-
-
-def _hulls(
-    inputs: StepInputs, knobs: Knobs, costs: CostModel | None
-) -> Iterator[tuple[list[tuple[int, int]], int]]:
-    """Of each kind of call what it may keep (bytes) and recomputes then (ns, 0 without costs), and their number."""
+def _kept_by_calls(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterator[tuple[Sequence[Point], int]]:
     counted: Counter[tuple[str, tuple[Activation, ...]]] = Counter()
     for call, entry in enumerate(inputs.partition.model.calls):
         choice = knobs.activation.get(call)
         counted[entry.kind, (KEEP,) if choice is None else tuple(activation for activation, _ in choice)] += 1
     for (name, options), num in counted.items():
         kind = inputs.partition.model.kinds[name]
-        points = [
-            (
-                liveness_of(kind, option).kept_bytes(inputs.micro_batch, inputs.sequence),
-                0 if option == KEEP or costs is None else costs.recompute_ns(name, option.saved_ops),
-            )
-            for option in options
-        ]
-        yield _lower_hull(points), num
+        yield (
+            [
+                (
+                    liveness_of(kind, option).kept_bytes(inputs.micro_batch, inputs.sequence),
+                    0 if option == KEEP else costs.recompute_ns(name, option.saved_ops),
+                )
+                for option in options
+            ],
+            num,
+        )
 
 
-def _lower_hull(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Points (kept, spent) from the cheapest to the leanest that no mixture of two others beats."""
-    hull: list[tuple[int, int]] = []
+def _kept_by_units(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterator[tuple[Sequence[Point], int]]:
+    """Of units with a backward, which gathers again what forward did not leave."""
+    parts = inputs.partition
+    with_backward = {
+        run.unit
+        for run in parts.passes
+        if parts.model.kinds[parts.model.calls[run.last].kind].output_requires_grad
+        and parts.units[run.unit].parameters
+    }
+    counted: Counter[tuple[int, tuple[Resharding, ...]]] = Counter()
+    for unit in with_backward - {ROOT}:
+        counted[inputs.sizes[unit].gathered, tuple(value for value, _ in knobs.reshard[unit])] += 1
+    for (size, options), num in counted.items():
+        yield [_resharded(size, option, knobs, costs) for option in options], num
+
+
+def _resharded(size: int, option: Resharding, knobs: Knobs, costs: CostModel) -> Point:
+    if option is False:
+        return size, 0
+    if knobs.shard == 1:
+        return 0, 0
+    if option is True:
+        return 0, costs.all_gather_ns(size)
+    return size // option + costs.partial_reshard_bytes(option), costs.all_gather_ns(size, option)
+
+
+def _lower_hull(points: Sequence[Point]) -> list[Point]:
+    """Points from the cheapest to the leanest that no mixture of two others beats."""
+    hull: list[Point] = []
     for kept, spent in sorted(points, key=lambda point: (point[1], point[0])):
         if hull and kept >= hull[-1][0]:
             continue

@@ -99,6 +99,10 @@ def _halves(model: ModelDescription, blocks: Sequence[str]) -> Modules | None:
     with_parameters = {module.path for module in model.modules if model.parameter_sets[module.parameters]}
     above = _with_parents(with_parameters)
     found: list[tuple[str, ...]] = []
+    below: dict[str, list[str]] = {}
+    for path in with_parameters:
+        for around in (path, *_above(path)):
+            below.setdefault(around, []).append(path)
     for block in blocks:
         parts = [
             (f"{block}.{part.path}", model.kinds[part.kind].role)
@@ -106,7 +110,7 @@ def _halves(model: ModelDescription, blocks: Sequence[str]) -> Modules | None:
             if part.path and f"{block}.{part.path}" in above
         ]
         paths = [path for path, _ in parts]
-        owned = {path for path in with_parameters if contains(block, path)}
+        owned = below.get(block, [])
         if len(paths) < 2 or any(not any(contains(part, path) for part in paths) for path in owned):
             return None
         pending: list[str] = []
@@ -121,7 +125,12 @@ def _halves(model: ModelDescription, blocks: Sequence[str]) -> Modules | None:
 
 
 def _with_parents(paths: set[str]) -> set[str]:
-    return {".".join(path.split(".")[:end]) for path in paths for end in range(1, path.count(".") + 2)}
+    return {around for path in paths for around in (path, *_above(path))}
+
+
+def _above(path: str) -> list[str]:
+    """Paths of the modules around a module, the root left out."""
+    return [path[:place] for place, letter in enumerate(path) if letter == "."]
 
 
 def _ends(request: PlanRequest) -> Iterator[tuple[str, Modules]]:
@@ -142,6 +151,7 @@ def _ends(request: PlanRequest) -> Iterator[tuple[str, Modules]]:
 def block_paths(model: ModelDescription) -> list[str]:
     """Blocks that run once and can be units, in the order of their forward."""
     with_parameters = {module.path for module in model.modules if model.parameter_sets[module.parameters]}
+    ties = [(name, p.tied_to) for name, p in model.iter_parameters() if p.tied_to is not None]
     paths: dict[str, int] = {}
     for call in model.calls:
         if model.kinds[call.kind].role is CallRole.BLOCK:
@@ -151,14 +161,13 @@ def block_paths(model: ModelDescription) -> list[str]:
         for path, runs in paths.items()
         if runs == 1
         and path in with_parameters
-        and not _shares_parameters(model, path)
-        and not any(contains(other, path) for other in paths if other != path)
+        and not _shares_parameters(ties, path)
+        and not any(above in paths for above in _above(path))
     ]
 
 
-def _shares_parameters(model: ModelDescription, path: str) -> bool:
+def _shares_parameters(ties: Sequence[tuple[str, str]], path: str) -> bool:
     """Whether a parameter below `path` is tied to one elsewhere: both must then lie in one unit, the root."""
-    ties = [(name, p.tied_to) for name, p in model.iter_parameters() if p.tied_to is not None]
     return any(contains(path, name) != contains(path, target) for name, target in ties)
 
 
@@ -176,7 +185,10 @@ def _owns_parameters(model: ModelDescription, path: str) -> bool:
     own = [module for module in model.modules if module.path == path]
     parameters = [p for module in own for p in model.parameter_sets[module.parameters]]
     names = {f"{path}.{parameter.name}" for parameter in parameters}
-    is_apart = not any(contains(block, path) or contains(path, block) for block in block_paths(model))
+    blocks = set(block_paths(model))
+    is_apart = not any(above in blocks for above in (path, *_above(path))) and not any(
+        contains(path, block) for block in blocks
+    )
     return is_apart and bool(parameters) and not (names & tied) and all(p.tied_to is None for p in parameters)
 
 

@@ -20,6 +20,7 @@ from planner.program.build import build_program
 from planner.program.choices import Choice, Decision
 from planner.program.events import Operation, OperationKind, Program
 from planner.program.inputs import local_shards, micro_batches, step_inputs
+from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition, partition
 from planner.schema import Decisions, MeshPlan, PlanRequest
@@ -150,6 +151,7 @@ class Sharding:
         self.optimizer_ns = self.costs.optimizer_ns(shards)
         self.optimizer_bytes = sum(self.costs.optimizer_state_bytes(*entry) for entry in shards)
         self.optimizer_transient_bytes = self.costs.optimizer_transient_bytes(shards)
+        self.known_sizes: dict[tuple[str, ...], UnitBytes] = {}
 
 
 class Opening:
@@ -166,6 +168,7 @@ class Opening:
             shard=self.costs.shard,
             optimizer_bytes=sharding.optimizer_bytes,
             optimizer_transient_bytes=sharding.optimizer_transient_bytes,
+            known=sharding.known_sizes,
         )
 
     def open(self, candidate: Candidate) -> OpenCandidate:
@@ -186,7 +189,7 @@ class Opening:
 
     def floor_bytes(self, candidate: Candidate) -> int:
         """No plan of a global choice needs less device memory."""
-        return floor_bytes(self.inputs, self._knobs(candidate)[0], num_micro_batches(self._request))
+        return floor_bytes(self.inputs, self._knobs(candidate)[0], self.costs, num_micro_batches(self._request))
 
     def relaxed(self, candidate: Candidate, members: Sequence[Setting]) -> OpenCandidate:
         """See the note above."""
