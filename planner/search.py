@@ -147,11 +147,17 @@ class _Search:
             lower_bound_ns=bound,
             nodes=tuple(self.nodes),
             num_regions=self.num_regions,
-            num_pruned=self.num_regions - len({id(node.region) for node in self.nodes if node.stage}),
+            num_pruned=self._num_pruned() if self.is_counted else 0,
             deterministic_time=round(self.spent, 6),
             wall_clock_struck=self.struck,
             interrupted=self.interrupted,
         )
+
+    def _num_pruned(self) -> int:
+        """Regions that were never looked at and need not be."""
+        unseen = [node for node in self.nodes if not node.stage]
+        whole = [node for node in self.nodes if node.settings == node.region.settings]
+        return self.num_regions - len(whole) + sum(not self._is_open(node) for node in unseen)
 
     def _open(self) -> None:
         """All regions; the first that may fit gives a plan at once, before the others are even costed."""

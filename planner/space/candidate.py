@@ -1,15 +1,17 @@
 """Global choices: what is enumerated, while the decisions of single units and blocks are searched inside each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from planner.costs import CostModel
 from planner.program.units import Partition
 from planner.schema import ClientFeature, GradientSync, InconsistentRequest, MeshPlan, PlanRequest
-from planner.space.fixed import allowed, allows
+from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.meshes import allowed_meshes
 
+Value = TypeVar("Value")
 FORWARD_DEPTHS = (0, 1, 2)
 BACKWARD_DEPTHS = (0, 2)
 """Depths of explicit prefetch; 0 is what FSDP2 does by itself, which in backward is a depth of 1."""
@@ -73,7 +75,7 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
     if not meshes or not groups or not accumulations:
         raise InconsistentRequest(
             "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding, "
-            "units.head, units.blocks_per_unit, units.split_blocks, gradient_sync or reshard_after_backward "
+            "units.head, blocks_per_unit, split_blocks, gradient_sync or reshard_after_backward "
             "contradict each other, the cluster, the model, its optimizer or the client's features"
         )
     for mesh in meshes:
@@ -107,39 +109,21 @@ def settings(request: PlanRequest, candidate: Candidate, costs: CostModel) -> li
     """Every setting that can matter under a global choice, FSDP2's default first where it is allowed.
 
     Raises:
-        InconsistentRequest: the fixed choices leave none.
+        NoValueLeft: the fixed choices leave some knob nothing.
     """
     shards = candidate.mesh.shard > 1
-    prefetches = shards and allows(request, ClientFeature.PREFETCH)
     deepest = len(candidate.partition.passes) - 1
+    prefetches = deepest if shards and allows(request, ClientFeature.PREFETCH) else 0
     buffers = shards and allows(request, ClientFeature.REDUCE_SCATTER_BUFFERS)
     separate = costs.concurrent_collectives and allows(request, ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP)
-    found = [
+
+    def left(knob: str, values: Iterable[Value]) -> tuple[Value, ...]:
+        return cast(tuple[Value, ...], allowed_values(request, knob, tuple(values)))
+
+    return [
         Setting(forward_prefetch=ahead, backward_prefetch=back, reduce_buffers=num, separate_group=group)
-        for back in BACKWARD_DEPTHS
-        for ahead in FORWARD_DEPTHS
-        for num in (REDUCE_BUFFERS if buffers else (1,))
-        for group in ((False, True) if separate and shards else (False,))
-        if max(ahead, back) <= (deepest if prefetches else 0)
+        for back in left("backward_prefetch", (d for d in BACKWARD_DEPTHS if d <= prefetches))
+        for ahead in left("forward_prefetch", (d for d in FORWARD_DEPTHS if d <= prefetches))
+        for num in left("reduce_scatter_max_input_buffers", REDUCE_BUFFERS if buffers else (1,))
+        for group in left("separate_reduce_scatter_group", (False, True) if separate and shards else (False,))
     ]
-    left = [
-        setting
-        for setting in found
-        if allowed(
-            request,
-            {
-                "forward_prefetch": setting.forward_prefetch,
-                "backward_prefetch": setting.backward_prefetch,
-                "reduce_scatter_max_input_buffers": setting.reduce_buffers,
-                "separate_reduce_scatter_group": setting.separate_group,
-            },
-        )
-    ]
-    if not left:
-        raise InconsistentRequest(
-            "fixed: no prefetch depth, number of reduce-scatter buffers and reduce-scatter group is left; depths "
-            f"are {', '.join(map(str, FORWARD_DEPTHS))} in forward and {', '.join(map(str, BACKWARD_DEPTHS))} in "
-            f"backward, buffers {', '.join(map(str, REDUCE_BUFFERS))}, as far as the client, its torch, the mesh "
-            "and the model have them"
-        )
-    return left

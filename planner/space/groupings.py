@@ -74,13 +74,13 @@ def _cuts(request: PlanRequest) -> Iterator[tuple[str, Modules]]:
     for size in BLOCKS_PER_UNIT if groups else (1,):
         if size > 1 and (len(blocks) < 2 * size or not _are_neighbours(model, blocks)):
             continue
-        if allowed(request, {"units.blocks_per_unit": size, "units.split_blocks": False}):
+        if allowed(request, {"blocks_per_unit": size, "split_blocks": False}):
             yield (
                 "" if size == 1 else f"{size} blocks a unit, ",
                 tuple(tuple(blocks[start : start + size]) for start in range(0, len(blocks), size)),
             )
     halves = _halves(model, blocks) if groups else None
-    if halves and allowed(request, {"units.blocks_per_unit": 1, "units.split_blocks": True}):
+    if halves and allowed(request, {"blocks_per_unit": 1, "split_blocks": True}):
         yield "blocks in halves, ", halves
 
 

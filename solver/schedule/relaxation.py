@@ -141,6 +141,7 @@ class _Small:
         self._model.minimize(goal)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
+        solver.parameters.catch_sigint_signal = False
         solver.parameters.max_deterministic_time = _DETERMINISTIC_TIME
         status = solver.solve(self._model)
         if status == cp_model.INFEASIBLE:

@@ -315,7 +315,8 @@ def test_the_wall_clock_ends_the_search_without_claiming_a_proof() -> None:
     body = plan_of(changed(("search.wall_clock_s", 1e-9)))
     assert body.certificate is not None
     assert body.certificate.wall_clock_struck
-    assert (body.certificate.status, body.certificate.lower_bound, body.certificate.num_pruned) == ("bounded", 0, 0)
+    assert body.certificate.status == "bounded"
+    assert body.certificate.lower_bound < body.certificate.value
 
 
 def test_measurements_that_are_not_used_are_noted() -> None:

@@ -59,7 +59,7 @@ def test_the_best_plan_so_far_is_kept_and_marked(tmp_path: Path, at: str) -> Non
 
 
 def test_without_a_plan_there_is_one_line(tmp_path: Path) -> None:
-    words = ["llama-3-70b", "h100-64", "--seq", "8192", "--global-batch", "64", "--budget", "1GiB"]
+    words = ["llama-3-70b", "h100-64", "--seq", "8192", "--global-batch", "64", "--budget", "40GiB"]
     code, output, errors = interrupted(tmp_path, words, "no plan yet")
     assert code == 130
     assert output == ""

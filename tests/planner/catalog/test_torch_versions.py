@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from planner.space.fixed import allows
 from planner.catalog.torch_versions import (
     DIFFERENCES,
     KNOBS,
@@ -38,6 +37,7 @@ from planner.schema import (
     UnsupportedField,
 )
 from planner.simulate.predict import predict
+from planner.space.fixed import allows
 from tests.planner.factories import MIXED_PRECISION, CallSpec, tiny_decisions, tiny_model, tiny_request
 
 FROZEN = CallSpec(shapes=((8, 4),), requires_grad=False, full_saved=0)
