@@ -40,6 +40,8 @@ def _report(progress: Progress) -> None:
             "elapsed_s": round(progress.elapsed_s, 3),
             "incumbent_ns": progress.incumbent_ns,
             "bound_ns": progress.bound_ns,
+            "incumbent_bytes": progress.incumbent_bytes,
+            "bound_bytes": progress.bound_bytes,
             "message": progress.message,
         }
     )

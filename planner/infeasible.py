@@ -2,18 +2,20 @@
 
 from math import ceil
 
-from planner.leanest import Leanest, leanest, leanest_of
 from planner.refuse import MAX_DEVICES
 from planner.schema import (
     ClusterDescription,
+    FixedChoice,
     Infeasibility,
     MemoryBudget,
     MemoryCategory,
     PlanRequest,
 )
 from planner.schema.base import MAX_INTEGER
+from planner.search import search
 from planner.simulate.predict import predict
-from planner.space.opened import regions
+from planner.space.opened import Goal
+from solver.schedule.problem import Aim
 
 MAX_FACTOR = 64
 """How many times the nodes the search for a fitting number of ranks tries."""
@@ -35,15 +37,23 @@ _ADVICE = {
 
 
 def explain_infeasible(request: PlanRequest) -> Infeasibility:
-    """Least memory over all plans, the device memory and the number of ranks with which one fits."""
-    best = leanest(request)
-    needed, budget = best.evaluation.needed, best.item.costs.budget
-    peak = predict(request, best.item.unpack(request, best.assignment)).peak
+    """Why nothing keeps the bounds: memory, or the step time that was asked for."""
+    exact = request.model_copy(update={"search": request.search.model_copy(update={"gap": 0.0})})
+    found = search(exact, goal=Goal(aim=Aim.MEMORY, is_budgeted=False))
+    assert found.best is not None
+    assert found.assignment is not None
+    best, evaluation = found.best, found.best.heuristic.evaluate(found.assignment)
+    needed, budget = evaluation.needed, best.costs.budget
+    if needed <= budget.budget_bytes and request.limits.step_time_ns is not None:
+        return _too_slow(request, request.limits.step_time_ns)
+    peak = predict(request, best.unpack(request, found.assignment)).peak
     binding = max(peak.by_category_bytes, key=lambda category: peak.by_category_bytes[category])
     ranks = _fewest_ranks(request)
     device_bytes = _device_bytes(budget, needed)
+    most = "every plan needs at least" if found.lower_bound >= needed else "no plan was found that needs less than"
+    need = f"{most} {_size(needed)} of device memory for tensors"
     return Infeasibility(
-        reason=f"{_least(best)} of device memory for tensors, and {_left(budget)}; the peak is at {peak.moment}",
+        reason=f"{need}, and {_left(budget)}; the peak is at {peak.moment}",
         binding=binding,
         needed_bytes=needed,
         budget_bytes=budget.budget_bytes,
@@ -58,6 +68,20 @@ def explain_infeasible(request: PlanRequest) -> Infeasibility:
                 else f"more ranks alone do not help (tried up to {_most_ranks(request)})"
             ),
         ),
+    )
+
+
+def _too_slow(request: PlanRequest, limit_ns: int) -> Infeasibility:
+    """Some plan fits, but none of those is fast enough."""
+    found = search(request, goal=Goal())
+    assert found.best is not None, "a plan that needs least memory fits"
+    assert found.assignment is not None
+    fastest_ns = found.best.step_ns(found.best.heuristic.evaluate(found.assignment))
+    return Infeasibility(
+        reason=f"no plan that fits takes less than {_time(found.lower_bound)}; the limit is {_time(limit_ns)}",
+        binding="step_time",
+        budget_bytes=found.best.costs.budget.budget_bytes,
+        advice=(f"allow {_time(fastest_ns)}: that plan was found", "or use more or faster devices"),
     )
 
 
@@ -77,8 +101,9 @@ def _most_ranks(request: PlanRequest) -> int:
 
 def _fits(request: PlanRequest) -> bool:
     """Whether the fully sharded mesh fits with some grouping."""
-    sharded = [region for region in regions(request) if region.candidate.mesh.replicate == 1]
-    return leanest_of(sharded, until=lambda best: best.fits).fits
+    sharded = FixedChoice(knob="mesh.replicate", value=1)
+    found = search(request.model_copy(update={"fixed": (*request.fixed, sharded)}), goal=Goal(), only_first=True)
+    return found.best is not None
 
 
 def _scaled(request: PlanRequest, factor: int) -> PlanRequest:
@@ -104,12 +129,6 @@ def _device_bytes(budget: MemoryBudget, needed: int) -> int | None:
     return size if size <= MAX_INTEGER else None
 
 
-def _least(best: Leanest) -> str:
-    """What is needed, and whether that is proven."""
-    most = "every plan needs at least" if best.is_proven else "no plan was found that needs less than"
-    return f"{most} {_size(best.evaluation.needed)}"
-
-
 def _left(budget: MemoryBudget) -> str:
     reserves = {
         "context": budget.context_bytes,
@@ -125,3 +144,7 @@ def _left(budget: MemoryBudget) -> str:
 
 def _size(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**24 else f"{size} bytes"
+
+
+def _time(time_ns: int) -> str:
+    return f"{time_ns / 1e6:.3f} ms"

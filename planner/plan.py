@@ -19,9 +19,11 @@ from planner.schema import (
     Infeasibility,
     InputHashes,
     ModelDescription,
+    Objective,
     Plan,
     PlanBody,
     PlanRequest,
+    Predictions,
     Requirements,
     StateTier,
     Timings,
@@ -73,7 +75,7 @@ def _feasible_body(request: PlanRequest, found: Found, on_progress: OnProgress |
         world_size=decisions.mesh.num_ranks,
         decisions=decisions,
         predictions=predictions,
-        certificate=_certificate(predictions.step_time_ns, found),
+        certificate=_certificate(request, predictions, found),
         reasons=reasons_of(request, found, decisions, predictions),
         inputs=input_hashes(request),
         requires=_requirements(decisions, request.model),
@@ -85,13 +87,16 @@ def _feasible_body(request: PlanRequest, found: Found, on_progress: OnProgress |
     return body.model_copy(update={"certificate": certificate.model_copy(update={"checker": "passed"})})
 
 
-def _certificate(step_ns: int, found: Found) -> Certificate:
-    bound = min(found.lower_bound_ns, step_ns)
+def _certificate(request: PlanRequest, predictions: Predictions, found: Found) -> Certificate:
+    is_time = request.objective is Objective.STEP_TIME
+    value = predictions.step_time_ns if is_time else predictions.peak.reserved_bytes
+    bound = min(found.lower_bound, value)
     return Certificate(
-        value=step_ns,
+        objective="step_time_ns" if is_time else "peak_memory_bytes",
+        value=value,
         lower_bound=bound,
-        gap=round((step_ns - bound) / step_ns, 9) if step_ns else 0.0,
-        status="optimal" if bound == step_ns else "provisional" if found.interrupted else "bounded",
+        gap=round((value - bound) / value, 9) if value else 0.0,
+        status="optimal" if bound == value else "provisional" if found.interrupted else "bounded",
         num_candidates=found.num_regions,
         num_pruned=found.num_pruned,
         deterministic_time=found.deterministic_time,
@@ -105,7 +110,7 @@ def _require_agreement(request: PlanRequest, body: PlanBody, found: Found) -> No
     assert found.assignment is not None
     assert body.predictions is not None
     evaluation = found.best.heuristic.evaluate(found.assignment)
-    objective = evaluation.makespan + found.best.optimizer_ns
+    objective = found.best.step_ns(evaluation)
     if objective != body.predictions.step_time_ns or evaluation.peak != body.predictions.peak.reserved_bytes:
         raise PlannerDefect(
             f"the solver's objective {objective} ns and peak {evaluation.peak} bytes differ from the simulator's "

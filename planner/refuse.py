@@ -11,7 +11,6 @@ from planner.schema import (
     ElementAtom,
     InconsistentRequest,
     ModelDescription,
-    Objective,
     OptimizerGroup,
     OptimizerName,
     Parameter,
@@ -30,10 +29,6 @@ COMPUTE_DTYPES = frozenset({DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16, DType.
 def refuse_unsupported(request: PlanRequest) -> None:
     """Raise UnsupportedField or InconsistentRequest for the first thing that cannot be planned."""
     refuse_unmodelled(request)
-    if request.objective is not Objective.STEP_TIME:
-        raise UnsupportedField("objective", "minimise 'step_time'; least memory is reported when nothing fits")
-    if request.limits.step_time_ns is not None:
-        raise UnsupportedField("limits.step_time_ns", "leave it out")
     if request.warm_start is not None:
         raise UnsupportedField("warm_start", "leave it out; every search starts afresh")
 

@@ -13,8 +13,8 @@ from time import monotonic
 
 from planner.schema import PlanRequest
 from planner.space.candidate import Setting
-from planner.space.opened import OpenCandidate, Region, regions
-from solver.schedule.problem import Assignment
+from planner.space.opened import Goal, OpenCandidate, Region, regions
+from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
 from solver.schedule.tidy import tidy
 
@@ -29,11 +29,15 @@ class Progress:
     """State of a running search."""
 
     elapsed_s: float
-    incumbent_ns: int | None
-    """Best step time so far."""
-    bound_ns: int | None
-    """No plan is faster than this; None until every global choice is known."""
     message: str
+    incumbent_ns: int | None = None
+    """Best step time so far, where that is minimised."""
+    bound_ns: int | None = None
+    """No plan is faster than this; None until every global choice is known."""
+    incumbent_bytes: int | None = None
+    """Least memory so far, where that is minimised."""
+    bound_bytes: int | None = None
+    """No plan needs less."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -44,7 +48,9 @@ class Tried:
     """The best decisions known under a setting; the smallest is the best."""
 
     exceeds: bool
-    """They do not keep the budget."""
+    """They do not keep budget and deadline."""
+    value: int
+    """What is minimised."""
     step_ns: int
     needed_bytes: int
 
@@ -56,7 +62,7 @@ class Node:
     region: Region
     settings: tuple[Setting, ...]
     lower_bound: int
-    """On the step."""
+    """On what is minimised."""
     stage: int = 0
     """How often its bound was sharpened."""
     relaxed: OpenCandidate | None = None
@@ -95,8 +101,8 @@ class Found:
 
     best: OpenCandidate | None
     assignment: Assignment | None
-    lower_bound_ns: int
-    """On the step."""
+    lower_bound: int
+    """On what is minimised: step time in ns, or memory in bytes."""
     nodes: tuple[Node, ...]
     """All regions, those that cannot fit left out."""
     num_regions: int
@@ -107,15 +113,34 @@ class Found:
     interrupted: bool
 
 
-def search(request: PlanRequest, on_progress: OnProgress | None = None) -> Found:
-    """Least step time over all global choices and all decisions in them."""
-    return _Search(request, on_progress).run()
+def search(
+    request: PlanRequest,
+    on_progress: OnProgress | None = None,
+    *,
+    goal: Goal | None = None,
+    only_first: bool = False,
+) -> Found:
+    """The best plan over all global choices and all decisions in them.
+
+    Args:
+        request: what to plan.
+        on_progress: told how far the search is.
+        goal: what to minimise within which bounds, the request's own where it is not given.
+        only_first: any plan that keeps the bounds will do.
+
+    Raises:
+        InconsistentRequest: the fixed choices leave nothing to search.
+        KeyboardInterrupt: a person stopped it before there was a plan.
+    """
+    return _Search(request, on_progress, goal or Goal.of(request), only_first).run()
 
 
 @dataclass(slots=True)
 class _Search:
     request: PlanRequest
     on_progress: OnProgress | None
+    goal: Goal
+    only_first: bool
     started: float = field(default_factory=monotonic)
     nodes: list[Node] = field(default_factory=list)
     queue: list[tuple[int, int, Node]] = field(default_factory=list)
@@ -123,7 +148,7 @@ class _Search:
     num_regions: int = 0
     best: OpenCandidate | None = None
     assignment: Assignment | None = None
-    incumbent_ns: int | None = None
+    incumbent: int | None = None
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
@@ -133,7 +158,7 @@ class _Search:
     def run(self) -> Found:
         try:
             self._open()
-            while self.queue and not (self.struck or self.interrupted):
+            while self.queue and not (self.struck or self.interrupted or (self.only_first and self.best)):
                 self._step()
         except KeyboardInterrupt:
             if self.best is None:
@@ -144,7 +169,7 @@ class _Search:
         return Found(
             best=self.best,
             assignment=self.assignment,
-            lower_bound_ns=bound,
+            lower_bound=bound,
             nodes=tuple(self.nodes),
             num_regions=self.num_regions,
             num_pruned=self._num_pruned() if self.is_counted else 0,
@@ -161,11 +186,12 @@ class _Search:
 
     def _open(self) -> None:
         """All regions; the first that may fit gives a plan at once, before the others are even costed."""
-        for region in regions(self.request):
+        for region in regions(self.request, self.goal):
             self.num_regions += 1
-            if region.floor_ns is None:
+            floor = region.floor
+            if floor is None:
                 continue
-            node = Node(region=region, settings=region.settings, lower_bound=region.floor_ns)
+            node = Node(region=region, settings=region.settings, lower_bound=floor)
             if not self.nodes:
                 self._relax(node)
                 node.stage += 1
@@ -239,6 +265,7 @@ class _Search:
     def _prove(self, node: Node) -> None:
         limits, item = self.request.search, node.item()
         target = self._target()
+        cutoff = None if target is None else target - item.value(0)
         result = prove(
             item.problem,
             item.heuristic.best,
@@ -250,7 +277,7 @@ class _Search:
                 wall_clock_s=max(0.1, limits.wall_clock_s - (monotonic() - self.started)),
                 seed=limits.seed,
             ),
-            cutoff=None if target is None else target - item.optimizer_ns,
+            cutoff=cutoff,
             on_progress=lambda *_: self._report(f"proving {node.region.label}"),
         )
         self.spent += result.deterministic_time
@@ -262,8 +289,8 @@ class _Search:
             item.heuristic.offer(result.assignment)
             self._try(node, result.assignment, node.settings)
 
-    def _learn(self, node: Node, micro_batches_ns: int) -> None:
-        node.lower_bound = max(node.lower_bound, micro_batches_ns + node.item().optimizer_ns)
+    def _learn(self, node: Node, lower_bound: int) -> None:
+        node.lower_bound = max(node.lower_bound, node.item().value(lower_bound))
 
     def _try(self, node: Node, assignment: Assignment, settings: Sequence[Setting]) -> None:
         """Evaluate decisions under some settings, until one comes close to the node's bound."""
@@ -275,7 +302,8 @@ class _Search:
                 heuristic.guide(gap=self.request.search.gap / 4)
             node.tried[setting] = Tried(
                 exceeds=not heuristic.feasible,
-                step_ns=heuristic.evaluation.makespan + opened.optimizer_ns,
+                value=opened.value(heuristic.value),
+                step_ns=opened.step_ns(heuristic.evaluation),
                 needed_bytes=heuristic.evaluation.needed,
             )
             self._offer(opened)
@@ -290,38 +318,34 @@ class _Search:
     def _offer(self, item: OpenCandidate) -> None:
         if not item.heuristic.feasible:
             return
-        step_ns = item.heuristic.evaluation.makespan + item.optimizer_ns
-        if self.incumbent_ns is None or step_ns < self.incumbent_ns:
-            self.best, self.assignment, self.incumbent_ns = item, item.heuristic.best, step_ns
+        value = item.value(item.heuristic.value)
+        if self.incumbent is None or value < self.incumbent:
+            self.best, self.assignment, self.incumbent = item, item.heuristic.best, value
 
     def _target(self) -> int | None:
-        """Step time that would improve the incumbent by more than half of the accepted gap."""
-        if self.incumbent_ns is None:
+        """What would improve the incumbent by more than half of the accepted gap."""
+        if self.incumbent is None:
             return None
-        return min(self.incumbent_ns - 1, int(self.incumbent_ns * (1 - self.request.search.gap / 2)))
+        return min(self.incumbent - 1, int(self.incumbent * (1 - self.request.search.gap / 2)))
 
     def _tidy(self) -> None:
         """Spend half of the accepted gap on a plan that a person can read."""
-        if self.best is None or self.assignment is None or self.incumbent_ns is None:
+        if self.best is None or self.assignment is None or self.incumbent is None:
             return
-        slack = int(self.incumbent_ns * self.request.search.gap / 2)
+        slack = int(self.incumbent * self.request.search.gap / 2)
         self.assignment = tidy(self.best.problem, self.assignment, slack=slack)
-        makespan = self.best.heuristic.evaluate(self.assignment).makespan
-        self.incumbent_ns = makespan + self.best.optimizer_ns
+        evaluation = self.best.heuristic.evaluate(self.assignment)
+        self.incumbent = self.best.value(self.best.problem.value(evaluation))
 
     def _bound(self) -> int:
-        """No plan is faster than the least bound of all nodes, or than the best plan where that is faster."""
+        """No plan has less than the least bound of all nodes, or than the best plan where that has less."""
         bounds = [node.lower_bound for node in self.nodes if not (node.is_split or node.is_empty)]
-        known = bounds if self.incumbent_ns is None else [*bounds, self.incumbent_ns]
+        known = bounds if self.incumbent is None else [*bounds, self.incumbent]
         return min(known, default=0)
 
     def _report(self, message: str) -> None:
         if self.on_progress is not None:
-            self.on_progress(
-                Progress(
-                    elapsed_s=monotonic() - self.started,
-                    incumbent_ns=self.incumbent_ns,
-                    bound_ns=self._bound() if self.is_counted else None,
-                    message=message,
-                )
-            )
+            unit = "ns" if self.goal.aim is Aim.MAKESPAN else "bytes"
+            bound = self._bound() if self.is_counted else None
+            known = {f"incumbent_{unit}": self.incumbent, f"bound_{unit}": bound}
+            self.on_progress(Progress(elapsed_s=monotonic() - self.started, message=message, **known))

@@ -1,6 +1,7 @@
 """What the search is doing, on stderr: one live line on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -9,7 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from api.cli.render.quantities import duration, percent
+from api.cli.render.quantities import duration, percent, size
 
 if TYPE_CHECKING:
     from planner.plan import Progress
@@ -59,11 +60,14 @@ class ProgressLine:
 
 def state_text(progress: "Progress") -> Text:
     """`best 612.4 ms  bound 605.1 ms  gap 1.2 %  trying ...`."""
-    best, bound = progress.incumbent_ns, progress.bound_ns
-    text = Text("no plan yet" if best is None else f"best {duration(best)}", style="figure")
+    is_memory = progress.incumbent_bytes is not None
+    words: Callable[[int], str] = size if is_memory else duration
+    best = progress.incumbent_bytes if is_memory else progress.incumbent_ns
+    bound = progress.bound_bytes if is_memory else progress.bound_ns
+    text = Text("no plan yet" if best is None else f"best {words(best)}", style="figure")
     # Before the first plan not every global choice has been looked at, so that a bound would bound nothing.
     if best and bound is not None:
-        text.append(f"  bound {duration(bound)}  gap {percent(max(0, best - bound) / best)}", style="none")
+        text.append(f"  bound {words(bound)}  gap {percent(max(0, best - bound) / best)}", style="none")
     if progress.message:
         text.append(f"  {progress.message}", style="quiet")
     return text

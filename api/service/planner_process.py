@@ -29,6 +29,8 @@ class Progress(BaseModel):
 
     incumbent_ns: int | None = None
     bound_ns: int | None = None
+    incumbent_bytes: int | None = None
+    bound_bytes: int | None = None
     elapsed_s: float = 0.0
     message: str = ""
 

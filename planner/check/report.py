@@ -11,7 +11,14 @@ from planner.check.structure import structural_problems
 from planner.costs.model import CostModel
 from planner.schema.errors import ShardwrightError
 from planner.schema.model import StateTier
-from planner.schema.plan import ActivationPolicy, Certificate, Decisions, PlanBody, Predictions
+from planner.schema.plan import (
+    ActivationPolicy,
+    Certificate,
+    Decisions,
+    GradientSync,
+    PlanBody,
+    Predictions,
+)
 from planner.schema.request import ClientFeature, Objective, PlanRequest
 
 
@@ -108,6 +115,8 @@ def _features(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
         ClientFeature.CHECKPOINT_FULL: ActivationPolicy.FULL in policies,
         ClientFeature.CHECKPOINT_SELECTIVE: ActivationPolicy.SELECTIVE in policies,
         ClientFeature.GROUPED_UNITS: any(len(unit.modules) > 1 for unit in units),
+        ClientFeature.ACCUMULATION: runtime.gradient_sync is not GradientSync.EVERY_MICRO_BATCH
+        or not all(unit.reshard_after_backward for unit in units),
         ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in units),
         ClientFeature.REDUCE_SCATTER_BUFFERS: runtime.reduce_scatter_max_input_buffers > 1,
         ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,

@@ -276,7 +276,7 @@ class Infeasibility(Part):
     """Why nothing fits, and the smallest change that would."""
 
     reason: str
-    binding: MemoryCategory | Literal["batch", "world_size"]
+    binding: MemoryCategory | Literal["batch", "world_size", "step_time"]
     needed_bytes: Bytes | None = None
     """Least memory for tensors over all plans."""
     budget_bytes: Bytes | None = None

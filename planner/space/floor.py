@@ -31,14 +31,16 @@ Point = tuple[int, int]
 """(bytes kept, ns spent for keeping no more)."""
 
 
-def floor_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batches: int) -> int | None:
+def floor_ns(
+    inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batches: int, budget_bytes: int
+) -> int | None:
     """No plan of the global choice has a faster step, the optimizer left out; None where none can fit.
 
     `knobs` may be those of any setting: nothing that a setting changes is counted.
     """
     total = 0
     places = micro_batches(knobs, num_micro_batches)
-    left = costs.budget.budget_bytes - _other_pools_bytes(inputs, [place for place, _ in places])
+    left = budget_bytes - _other_pools_bytes(inputs, [place for place, _ in places])
     for place, num in places:
         time = _micro_batch_ns(inputs, place, costs, left)
         if time is None:

@@ -23,14 +23,15 @@ from planner.program.inputs import local_shards, micro_batches, step_inputs
 from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition, partition
-from planner.schema import Decisions, MeshPlan, PlanRequest
+from planner.schema import Decisions, MeshPlan, Objective, PlanRequest
+from planner.schema.base import MAX_INTEGER
 from planner.space.candidate import Candidate, Setting, candidates, num_micro_batches, settings
 from planner.space.fixed import NoValueLeft, refuse_unknown_knobs
 from planner.space.floor import floor_bytes, floor_ns
 from planner.space.knobs import decisions_of, knob_names, open_knobs, prefetch_targets
 from planner.space.problem import Runs, problem_of
 from solver.schedule.heuristic import Heuristic
-from solver.schedule.problem import Assignment, Problem, Reserve
+from solver.schedule.problem import Aim, Assignment, Evaluation, Problem, Reserve
 from solver.schedule.restrict import combine
 
 _GATHERS = (OperationKind.COPY_IN, OperationKind.ALL_GATHER)
@@ -54,9 +55,34 @@ class OpenCandidate:
         """The best assignment known, and how to find better ones."""
         return Heuristic(self.problem, seed=self.seed)
 
+    def step_ns(self, evaluation: Evaluation) -> int:
+        """Time of a step, the optimizer's among it."""
+        return evaluation.makespan + self.optimizer_ns
+
+    def value(self, problem_value: int) -> int:
+        """What the problem minimises, as a property of the whole step."""
+        return problem_value + (self.optimizer_ns if self.problem.aim is Aim.MAKESPAN else 0)
+
     def unpack(self, request: PlanRequest, assignment: Assignment) -> Decisions:
         """An assignment as the decisions of a plan."""
         return decisions_of(request, self.candidate, self.knobs, assignment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is minimised, and what bounds it."""
+
+    aim: Aim = Aim.MAKESPAN
+    is_budgeted: bool = True
+    """Plans keep the memory budget."""
+    step_time_ns: int | None = None
+    """Plans keep this step time."""
+
+    @classmethod
+    def of(cls, request: PlanRequest) -> "Goal":
+        """The goal of a request."""
+        aim = Aim.MAKESPAN if request.objective is Objective.STEP_TIME else Aim.MEMORY
+        return cls(aim=aim, step_time_ns=request.limits.step_time_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +96,21 @@ class Region:
     """No plan of the region has a faster step; None where none can fit."""
 
     @property
+    def aim(self) -> Aim:
+        """What is minimised."""
+        return self.opening.aim
+
+    @property
+    def floor(self) -> int | None:
+        """Bound on what is minimised; None where nothing can be feasible."""
+        deadline = self.opening.deadline_ns
+        late = self.floor_ns is None or (deadline is not None and self.floor_ns > deadline)
+        return None if late else self.floor_ns if self.aim is Aim.MAKESPAN else self.floor_bytes()
+
+    @property
     def label(self) -> str:
         """For people."""
         return self.candidate.label
-
-    @property
-    def budget_bytes(self) -> int:
-        """Device memory for tensors, before what some decisions take of it."""
-        return self.opening.costs.budget.budget_bytes
 
     def floor_bytes(self) -> int:
         """No plan of the region needs less device memory."""
@@ -92,8 +125,12 @@ class Region:
         return self.opening.relaxed(self.candidate, self.settings)
 
 
-def regions(request: PlanRequest) -> Iterator[Region]:
+def regions(request: PlanRequest, goal: Goal | None = None) -> Iterator[Region]:
     """All regions of a request.
+
+    Args:
+        request: what to plan.
+        goal: what to minimise within which bounds, the request's own where it is not given.
 
     Raises:
         InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
@@ -103,13 +140,14 @@ def regions(request: PlanRequest) -> Iterator[Region]:
     knobs: set[str] = set()
     refusals: list[NoValueLeft] = []
     found = 0
+    goal = goal or Goal.of(request)
     for candidate in candidates(request):
         knobs |= knob_names(candidate)
         if candidate.mesh not in meshes:
             meshes[candidate.mesh] = Sharding(request, candidate.mesh)
         key = (candidate.mesh, id(candidate.partition))
         if key not in openings:
-            openings[key] = Opening(request, candidate.partition, meshes[candidate.mesh])
+            openings[key] = Opening(request, candidate.partition, meshes[candidate.mesh], goal)
         try:
             members = list(_regions_of(request, candidate, openings[key]))
         except NoValueLeft as refusal:
@@ -157,8 +195,9 @@ class Sharding:
 class Opening:
     """What all settings of a mesh with a grouping share."""
 
-    def __init__(self, request: PlanRequest, parts: Partition, sharding: Sharding) -> None:
+    def __init__(self, request: PlanRequest, parts: Partition, sharding: Sharding, goal: Goal) -> None:
         """Work out sizes."""
+        self._goal = goal
         self._request = request.model_copy(update={"model": parts.model})
         self.costs = sharding.costs
         self.optimizer_ns = sharding.optimizer_ns
@@ -170,6 +209,16 @@ class Opening:
             optimizer_transient_bytes=sharding.optimizer_transient_bytes,
             known=sharding.known_sizes,
         )
+
+    @property
+    def aim(self) -> Aim:
+        """What is minimised."""
+        return self._goal.aim
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """Bound on the step."""
+        return self._goal.step_time_ns
 
     def open(self, candidate: Candidate) -> OpenCandidate:
         """The problem of a global choice under its setting."""
@@ -184,7 +233,8 @@ class Opening:
             NoValueLeft: the fixed choices leave some knob nothing.
         """
         knobs, _ = self._knobs(candidate)
-        floor = floor_ns(self.inputs, knobs, self.costs, num_micro_batches(self._request))
+        budget = self.costs.budget.budget_bytes if self._goal.is_budgeted else MAX_INTEGER
+        floor = floor_ns(self.inputs, knobs, self.costs, num_micro_batches(self._request), budget)
         return None if floor is None else floor + self.optimizer_ns
 
     def floor_bytes(self, candidate: Candidate) -> int:
@@ -228,11 +278,17 @@ class Opening:
         return programs
 
     def _problem(self, programs: Runs, decisions: tuple[Decision, ...], candidate: Candidate) -> Problem:
-        budget = self.costs.budget.budget_bytes
         demands = Demands(separate_reduce_scatter_group=candidate.setting.separate_group)
         taken = self.costs.taken_bytes(demands)
         reserves = (*([Reserve(amount=taken)] if taken else ()), *self._communicators(decisions))
-        return problem_of(programs, decisions, budget_bytes=budget, reserves=reserves)
+        return problem_of(
+            programs,
+            decisions,
+            aim=self.aim,
+            budget_bytes=self.costs.budget.budget_bytes if self._goal.is_budgeted else None,
+            deadline_ns=None if self.deadline_ns is None else self.deadline_ns - self.optimizer_ns,
+            reserves=reserves if self._goal.is_budgeted else (),
+        )
 
     def _communicators(self, decisions: tuple[Decision, ...]) -> Iterator[Reserve]:
         """Of each unit that is resharded in part."""

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from planner.program.choices import Condition, Decision, both
 from planner.program.events import Allocate, Free, HostWait, Link, Operation, Program, Stream, Touch, Wait
-from solver.schedule.problem import Activity, Barrier, Change, Family, Problem, Reserve, Round, Step, Stop
+from solver.schedule.problem import Activity, Aim, Barrier, Change, Family, Problem, Reserve, Round, Step, Stop
 from solver.schedule.problem import Condition as SolverCondition
 from solver.schedule.problem import Touch as SolverTouch
 
@@ -17,9 +17,15 @@ Runs = Sequence[tuple[Program, int]]
 
 
 def problem_of(
-    programs: Runs, decisions: Sequence[Decision], *, budget_bytes: int | None, reserves: tuple[Reserve, ...] = ()
+    programs: Runs,
+    decisions: Sequence[Decision],
+    *,
+    aim: Aim = Aim.MAKESPAN,
+    budget_bytes: int | None,
+    deadline_ns: int | None = None,
+    reserves: tuple[Reserve, ...] = (),
 ) -> Problem:
-    """The least time of a step's micro-batches over their decisions, with the pools' peaks within the budget."""
+    """The least time, or memory, of a step's micro-batches over their decisions, within budget and deadline."""
     families: dict[str, list[int]] = {}
     for number, decision in enumerate(decisions):
         families.setdefault(decision.family, []).append(number)
@@ -32,6 +38,8 @@ def problem_of(
         final_chain=_CHAINS[Stream.COMPUTE],
         budget=budget_bytes,
         reserves=reserves,
+        deadline=deadline_ns,
+        aim=aim,
     )
 
 

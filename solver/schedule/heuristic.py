@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
 from solver.schedule.evaluate import Evaluator
@@ -15,18 +14,8 @@ NEAR = (1, -1, 2, -2)
 """Distances at which local search moves and trades values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lean:
-    """Least memory, as far as the class relaxation and its placements tell."""
-
-    lower_bound: int
-    assignment: Assignment | None
-    is_empty: bool = False
-    """No assignment keeps the cutoff."""
-
-
 class Heuristic:
-    """Keeps the best assignment seen; the budget may be exceeded only while nothing fits."""
+    """Keeps the best assignment seen; budget and deadline may be exceeded only while nothing keeps both."""
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
         self._problem = problem
@@ -38,14 +27,19 @@ class Heuristic:
         self.best: Assignment = (0,) * problem.num_decisions
         self.evaluation: Evaluation = self._evaluator.evaluate(self.best)
         self.lower_bound = 0
-        """No assignment within the budget has a smaller makespan."""
+        """No feasible assignment has a smaller value of what is minimised."""
         self.is_infeasible = False
-        """No assignment keeps the budget."""
+        """No assignment keeps budget and deadline."""
 
     @property
     def feasible(self) -> bool:
-        """Whether the best assignment keeps the budget."""
-        return self._excess(self.evaluation) == 0
+        """Whether the best assignment keeps budget and deadline."""
+        return self._problem.is_feasible(self.evaluation)
+
+    @property
+    def value(self) -> int:
+        """What is minimised, of the best assignment."""
+        return self._problem.value(self.evaluation)
 
     @property
     def relaxation(self) -> Relaxation:
@@ -66,7 +60,7 @@ class Heuristic:
     def guide(self, *, gap: float) -> None:
         """Place optima of the relaxation and add the rows that they break, as long as that helps."""
         for _ in range(MAX_CUTTING_ROUNDS):
-            relaxed = self.relaxation.least_makespan()
+            relaxed = self.relaxation.solve()
             if not relaxed.is_feasible:
                 self.is_infeasible = True
                 return
@@ -76,32 +70,11 @@ class Heuristic:
                 return
             for assignment in placed:
                 self._consider(assignment)
-            if self.feasible and self.evaluation.makespan * (1 - gap) <= self.lower_bound:
+            if self.feasible and self.value * (1 - gap) <= self.lower_bound:
                 return
             nearest = min(placed, key=lambda assignment: self._key(self._seen[assignment]))
             if not self.relaxation.learn(nearest):
                 return
-
-    def least_memory(self, cutoff: int | None = None) -> Lean:
-        """The leanest assignment found whose makespan is at most `cutoff`, and a bound on what any needs."""
-        best: tuple[int, Assignment] | None = None
-        bound = 0
-        for _ in range(MAX_CUTTING_ROUNDS):
-            relaxed = self.relaxation.least_memory(cutoff)
-            if not relaxed.is_feasible:
-                return Lean(lower_bound=0, assignment=None, is_empty=True)
-            bound = max(bound, relaxed.lower_bound)
-            nearest: tuple[tuple[int, int], Assignment] | None = None
-            for assignment in placements(self._problem, relaxed.counts):
-                self._consider(assignment)
-                evaluation = self._seen[assignment]
-                late = 0 if cutoff is None else max(0, evaluation.makespan - cutoff)
-                nearest = min(filter(None, (nearest, ((late, evaluation.needed), assignment))))
-                if not late:
-                    best = min(filter(None, (best, (evaluation.needed, assignment))))
-            if nearest is None or (best and best[0] <= bound) or not self.relaxation.learn(nearest[1]):
-                break
-        return Lean(lower_bound=bound, assignment=best[1] if best else None)
 
     def improve(self, *, max_evaluations: int) -> None:
         """Change, move and trade values while that helps; a deterministic shuffle decides the order."""
@@ -116,10 +89,6 @@ class Heuristic:
                     return
                 improved = self._consider(with_values(self.best, move)) or improved
 
-    def _excess(self, evaluation: Evaluation) -> int:
-        budget = self._problem.budget
-        return 0 if budget is None else max(0, evaluation.needed - budget)
-
     def _consider(self, assignment: Assignment) -> bool:
         """Evaluate an assignment and keep it if it is better; returns whether it was."""
         if assignment in self._seen:
@@ -132,8 +101,9 @@ class Heuristic:
             return True
         return False
 
-    def _key(self, evaluation: Evaluation) -> tuple[int, int, int]:
-        return self._excess(evaluation), evaluation.makespan, evaluation.needed
+    def _key(self, evaluation: Evaluation) -> tuple[tuple[int, int], int, int, int]:
+        violation = self._problem.violation(evaluation)
+        return violation, self._problem.value(evaluation), evaluation.makespan, evaluation.needed
 
     def _moves(self, assignment: Assignment) -> Iterator[dict[int, int]]:
         for decision, size in enumerate(self._problem.num_values):

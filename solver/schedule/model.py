@@ -15,6 +15,7 @@ from solver.schedule.cuts import path_cuts
 from solver.schedule.problem import (
     ANY,
     Activity,
+    Aim,
     Assignment,
     Barrier,
     Change,
@@ -53,11 +54,11 @@ class _End:
 class ScheduleModel:
     """Builds the model in one pass over the steps of each round."""
 
-    def __init__(self, problem: Problem, hint: Assignment, *, with_times: bool = True) -> None:
+    def __init__(self, problem: Problem, hint: Assignment) -> None:
         self.problem = problem
         self.hint = hint
         self.model = cp_model.CpModel()
-        self._with_times = with_times
+        self._with_times = problem.aim is Aim.MAKESPAN or problem.deadline is not None
         self._horizon = 1 + sum(
             step.duration + step.issue + step.lead
             for one in problem.rounds
@@ -261,17 +262,14 @@ class ScheduleModel:
         terms = self._makespans
         return Tracked(sum(n * makespan.expr for n, makespan in terms), sum(n * m.value for n, m in terms))
 
-    def minimize_makespan(self, cutoff: int | None) -> None:
-        """Min of the total; `cutoff` asks for total <= cutoff."""
+    def minimize(self, cutoff: int | None = None) -> None:
+        """Min of what the problem aims at; `cutoff` asks for a value of at most that. Total <= deadline."""
+        if self.problem.deadline is not None:
+            self.model.add(self._total().expr <= self.problem.deadline)
+        goal = self._needed() if self.problem.aim is Aim.MEMORY else self._total().expr
         if cutoff is not None:
-            self.model.add(self._total().expr <= cutoff)
-        self.model.minimize(self._total().expr)
-
-    def minimize_memory(self, cutoff: int | None = None) -> None:
-        """Min of what the budget bounds, with total <= cutoff where one is given."""
-        if cutoff is not None:
-            self.model.add(self._total().expr <= cutoff)
-        self.model.minimize(self._needed())
+            self.model.add(goal <= cutoff)
+        self.model.minimize(goal)
 
 
 class _Peak:

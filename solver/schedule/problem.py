@@ -3,11 +3,12 @@
 It knows nothing of training. Steps come in one fixed order (issue order). An activity occupies one or more chains
 (streams, links), follows the activities that it waits for, and may be present only under a condition on decisions.
 Memory is a sequence of changes and touches in pools, conditional likewise. Steps form rounds that run one after the
-other, each so many times. The aim: the least sum of the rounds' makespans with the pools' peaks, and what else the
-decisions take from the budget, within it; or the least memory within a makespan.
+other, each so many times. The aim is the least sum of the rounds' makespans with the pools' peaks, and what else
+the decisions take from the budget, within it; or the least memory with the makespans within a deadline.
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 Condition = tuple[tuple[int, int], ...]
 """All of `(decision, value)` hold, or, after `ANY`, at least one of them; empty always holds."""
@@ -93,6 +94,13 @@ class Family:
     decisions: tuple[int, ...]
 
 
+class Aim(Enum):
+    """What is minimised."""
+
+    MAKESPAN = auto()
+    MEMORY = auto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """See the module docstring."""
@@ -107,11 +115,27 @@ class Problem:
     budget: int | None
     """Bound on the sum of pool peaks and reserves; None when there is none."""
     reserves: tuple[Reserve, ...] = ()
+    deadline: int | None = None
+    """Bound on the makespan; None when there is none."""
+    aim: Aim = Aim.MAKESPAN
 
     @property
     def num_decisions(self) -> int:
         """Decisions of the problem."""
         return len(self.num_values)
+
+    def value(self, evaluation: "Evaluation") -> int:
+        """What is minimised, of an assignment."""
+        return evaluation.makespan if self.aim is Aim.MAKESPAN else evaluation.needed
+
+    def violation(self, evaluation: "Evaluation") -> tuple[int, int]:
+        """Memory over the budget and time over the deadline; two zeros are feasible."""
+        over = 0 if self.budget is None else max(0, evaluation.needed - self.budget)
+        return over, 0 if self.deadline is None else max(0, evaluation.makespan - self.deadline)
+
+    def is_feasible(self, evaluation: "Evaluation") -> bool:
+        """Whether budget and deadline are kept."""
+        return self.violation(evaluation) == (0, 0)
 
 
 Assignment = tuple[int, ...]

@@ -14,7 +14,7 @@ from ortools.sat.python import cp_model
 
 from solver.schedule.evaluate import Evaluator
 from solver.schedule.patterns import Counts
-from solver.schedule.problem import Assignment, Problem
+from solver.schedule.problem import Aim, Assignment, Problem
 from solver.schedule.rows import MemoryRows, Row, TimeRows
 
 _DETERMINISTIC_TIME = 0.3
@@ -25,10 +25,10 @@ class Relaxed:
     """Optimum of the relaxation."""
 
     lower_bound: int
-    """Makespan (or needed memory) that no assignment beats."""
+    """No feasible assignment has a smaller value of what is minimised."""
     counts: Counts
     is_feasible: bool = True
-    """False: no assignment keeps the budget (and the cutoff)."""
+    """False: no assignment keeps budget and deadline."""
 
 
 class Relaxation:
@@ -67,13 +67,9 @@ class Relaxation:
                     chosen[decision] = min(value, size - 1)
                 yield tuple(chosen)
 
-    def least_makespan(self) -> Relaxed:
-        """The least makespan within the budget."""
-        return _Small(self).solve(memory=False, cutoff=None)
-
-    def least_memory(self, cutoff: int | None = None) -> Relaxed:
-        """The least memory, with a makespan of at most `cutoff`."""
-        return _Small(self).solve(memory=True, cutoff=cutoff)
+    def solve(self) -> Relaxed:
+        """Its optimum."""
+        return _Small(self).solve()
 
     @property
     def pool_rows(self) -> Sequence[Iterable[Row]]:
@@ -92,7 +88,7 @@ class _Small:
     sum over v of n(class, v) = size of the class
     M_r >= constant + sum of amount n / size      for each time row of round r
     K_p >= likewise                               for each memory row of pool p
-    sum of K_p + reserves <= budget
+    sum of K_p + reserves <= budget, sum of count M_r <= deadline
     """
 
     def __init__(self, relaxation: Relaxation) -> None:
@@ -132,12 +128,12 @@ class _Small:
                 expr = expr + amount * self._counts[self._place[decision]][value]
         return expr
 
-    def solve(self, *, memory: bool, cutoff: int | None) -> Relaxed:
-        if not memory and self._problem.budget is not None:
+    def solve(self) -> Relaxed:
+        if self._problem.budget is not None:
             self._model.add(self._needed <= self._problem.budget)
-        if cutoff is not None:
-            self._model.add(self._makespan <= cutoff)
-        goal = self._needed if memory else self._makespan
+        if self._problem.deadline is not None:
+            self._model.add(self._makespan <= self._problem.deadline)
+        goal = self._needed if self._problem.aim is Aim.MEMORY else self._makespan
         self._model.minimize(goal)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ortools.sat.python import cp_model
@@ -12,7 +12,7 @@ from solver.schedule.model import ScheduleModel
 from solver.schedule.problem import Assignment, Evaluation, Problem
 
 Progress = Callable[[int | None, int], None]
-"""Called with (best makespan or None, lower bound)."""
+"""Called with (best value or None, lower bound)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ def prove(
     cutoff: int | None = None,
     on_progress: Progress | None = None,
 ) -> Result:
-    """Improve on `hint` and prove a bound on the makespan (at most `cutoff` when given)."""
+    """Improve on `hint` and prove a bound on what is minimised (at most `cutoff` when given)."""
     built = ScheduleModel(problem, hint)
-    built.minimize_makespan(cutoff)
+    built.minimize(cutoff)
     solver = _solver(limits)
     status, interrupted = _solve(solver, built.model, _Watcher(on_progress) if on_progress else None)
     struck = solver.wall_time >= limits.wall_clock_s
@@ -83,32 +83,6 @@ def prove(
         deterministic_time=spent,
         wall_clock_struck=struck,
         is_finished=infeasible,
-        interrupted=interrupted,
-    )
-
-
-def least_memory(problem: Problem, hint: Assignment, limits: Limits, *, cutoff: int | None = None) -> Result:
-    """Assignment that needs least memory, its makespan being at most `cutoff`; the bound is on that memory."""
-    built = ScheduleModel(replace(problem, budget=None), hint, with_times=cutoff is not None)
-    built.minimize_memory(cutoff)
-    solver = _solver(limits)
-    status, interrupted = _solve(solver, built.model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Result(
-            status="infeasible" if status == cp_model.INFEASIBLE else "unknown",
-            assignment=None,
-            evaluation=None,
-            lower_bound=max(0, round(solver.best_objective_bound)) if status == cp_model.UNKNOWN else 0,
-            deterministic_time=solver.deterministic_time,
-            interrupted=interrupted,
-        )
-    assignment = read_assignment(built, solver)
-    return Result(
-        status="optimal" if status == cp_model.OPTIMAL else "bounded",
-        assignment=assignment,
-        evaluation=Evaluator(problem).evaluate(assignment),
-        lower_bound=round(solver.best_objective_bound),
-        deterministic_time=solver.deterministic_time,
         interrupted=interrupted,
     )
 
@@ -159,4 +133,4 @@ class _Watcher(cp_model.CpSolverSolutionCallback):
         self._on_progress(round(self.objective_value), round(self.best_objective_bound))
 
 
-__all__: Sequence[str] = ("Limits", "Progress", "Result", "least_memory", "prove", "read_assignment")
+__all__: Sequence[str] = ("Limits", "Progress", "Result", "prove", "read_assignment")

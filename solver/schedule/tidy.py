@@ -11,17 +11,17 @@ MAX_SWEEPS = 4
 
 
 def tidy(problem: Problem, assignment: Assignment, *, slack: int) -> Assignment:
-    """The most regular assignment found whose makespan is at most `slack` above the given one's.
+    """The most regular feasible assignment found whose value is at most `slack` above the given one's.
 
     Value 0 of each decision is its default. Disorder is counted as decisions off their default plus, twice, changes
     between neighbours of a family.
     """
     evaluator = Evaluator(problem)
-    limit = evaluator.evaluate(assignment).makespan + slack
+    limit = problem.value(evaluator.evaluate(assignment)) + slack
     best = assignment
 
     def acceptable(evaluation: Evaluation) -> bool:
-        return evaluation.makespan <= limit and (problem.budget is None or evaluation.needed <= problem.budget)
+        return problem.value(evaluation) <= limit and problem.is_feasible(evaluation)
 
     for _ in range(MAX_SWEEPS):
         before = best

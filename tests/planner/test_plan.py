@@ -11,6 +11,7 @@ from planner.schema import (
     FixedChoice,
     InconsistentRequest,
     Limits,
+    Objective,
     OptimizerGroup,
     OptimizerName,
     PlanRequest,
@@ -80,6 +81,33 @@ def test_plan_is_optimal_by_brute_force(seed: int) -> None:
         assert body.certificate.lower_bound == min(times)
         assert body.certificate.status == "optimal"
         assert body.certificate.checker == "passed"
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_least_memory_within_a_step_time_by_brute_force(seed: int) -> None:
+    request = random_request(100 + seed, num_blocks=1 + seed % 2, num_devices=2 if seed % 3 else 4)
+    request = request.model_copy(
+        update={
+            "search": EXACT,
+            "client_features": FEATURES[seed % len(FEATURES)],
+            "objective": Objective.PEAK_MEMORY,
+        }
+    )
+    outcomes = everything(request)
+    times = sorted({time for time, _ in outcomes})
+    for limit_ns in {times[0] - 1, times[0], times[len(times) // 2]}:
+        limited = request.model_copy(update={"limits": Limits(step_time_ns=limit_ns, memory_bytes=2**40)})
+        body = make_plan(limited).body
+        if limit_ns < times[0]:
+            assert body.infeasibility is not None
+            assert body.infeasibility.binding == "step_time"
+            continue
+        assert body.predictions is not None
+        assert body.certificate is not None
+        assert body.predictions.step_time_ns <= limit_ns
+        assert body.predictions.peak.reserved_bytes == min(peak for time, peak in outcomes if time <= limit_ns)
+        assert body.certificate.objective == "peak_memory_bytes"
+        assert body.certificate.lower_bound == body.certificate.value
 
 
 def test_the_same_request_gives_the_same_bytes() -> None:

@@ -8,7 +8,7 @@ from api.cli.render.arrange import indented
 from api.cli.render.quantities import gib
 from planner.schema import Infeasibility
 
-_NOT_MEMORY = ("batch", "world_size")
+_NOT_MEMORY = ("batch", "world_size", "step_time")
 
 
 def infeasible_part(why: Infeasibility) -> RenderableType:

@@ -1,11 +1,14 @@
 """The solver against brute force on random small problems."""
 
+from dataclasses import replace
+
 import pytest
 
 from solver.schedule.bounds import static_makespan
 from solver.schedule.evaluate import Evaluator
 from solver.schedule.heuristic import Heuristic
-from solver.schedule.search import Limits, least_memory, prove
+from solver.schedule.problem import Aim
+from solver.schedule.search import Limits, prove
 from tests.solver.schedule.random_problems import assignments, random_problem, reference
 
 NUM_PROBLEMS = 320
@@ -33,13 +36,25 @@ def test_optimum_equals_brute_force(block: int) -> None:
         assert static_makespan(problem) <= min(feasible), seed
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(80))
 def test_least_memory_equals_brute_force(seed: int) -> None:
-    problem = random_problem(1000 + seed)
-    result = least_memory(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
-    least = min(Evaluator(problem).evaluate(assignment).needed for assignment in assignments(problem))
+    problem = replace(random_problem(1000 + seed), budget=None, aim=Aim.MEMORY)
+    evaluations = [reference(problem, assignment) for assignment in assignments(problem)]
+    makespans = sorted(one.makespan for one in evaluations)
+    deadline = None if seed % 4 == 0 else makespans[seed * 7 % len(makespans)] - (seed % 20 == 1)
+    problem = replace(problem, deadline=deadline)
+    fitting = [one.needed for one in evaluations if problem.is_feasible(one)]
+    result = prove(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
+    heuristic = Heuristic(problem, seed=seed)
+    heuristic.guide(gap=0.0)
+    if not fitting:
+        assert result.status == "infeasible"
+        assert not heuristic.feasible
+        return
     assert result.evaluation is not None
-    assert result.evaluation.needed == least == result.lower_bound
+    assert result.evaluation.needed == min(fitting) == result.lower_bound
+    assert heuristic.lower_bound <= min(fitting)
+    assert not heuristic.is_infeasible
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -66,7 +81,6 @@ def test_relaxation_bounds_and_heuristic_keeps_the_budget(block: int) -> None:
         evaluations = [reference(problem, assignment) for assignment in assignments(problem)]
         fitting = [one.makespan for one in evaluations if problem.budget is None or one.needed <= problem.budget]
         assert heuristic.evaluation == reference(problem, heuristic.best)
-        assert heuristic.relaxation.least_memory().lower_bound <= min(one.needed for one in evaluations)
         if heuristic.is_infeasible:
             assert not fitting, seed
         if fitting:
