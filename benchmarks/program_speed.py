@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import process_time_ns
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from benchmarks.deep_models import llama_405b
 from benchmarks.record import provenance
 from planner.costs import CostModel
 from planner.program.build import build_program
@@ -42,8 +43,6 @@ GOAL_MS = 50.0
 MOST_GROWTH = 1.6
 """Time for each block of the largest model over that of the model: garbage collection grows a little with size."""
 REPETITIONS = 9
-WIDTHS = {8_192: 16_384, 28_672: 53_248}
-"""Of Llama 3 70B and 405B; both have 8 heads of 128 for keys and values."""
 
 Result = TypeVar("Result")
 
@@ -63,28 +62,6 @@ class Timed:
     def total_ms(self) -> float:
         """Both, at their best."""
         return self.build_ms + self.replay_ms
-
-
-def llama_405b(num_blocks: int) -> ModelDescription:
-    """The shipped Llama 3 70B with the parameters of 405B and so many blocks; its activations stay as they are."""
-    text = (ROOT / "examples" / "models" / "llama-3-70b.json").read_text()
-    document: dict[str, Any] = json.loads(text)
-    shift = 0
-    for field in ("modules", "calls"):
-        items = document[field]
-        places = [index for index, item in enumerate(items) if item["path"].startswith("model.layers.")]
-        first, last = places[0], places[-1]
-        blocks = [
-            items[first + min(number, 1)] | {"path": f"model.layers.{number}"} for number in range(num_blocks)
-        ]
-        document[field] = items[:first] + blocks + items[last + 1 :]
-        shift = num_blocks - len(places)
-    for tensor in document["shared"]:
-        tensor["last_call"] += shift
-    for parameters in document["parameter_sets"].values():
-        for parameter in parameters:
-            parameter["shape"] = [WIDTHS.get(size, size) for size in parameter["shape"]]
-    return ModelDescription.from_object(document | {"name": f"llama-3-405b-like-{num_blocks}"})
 
 
 def request_for(model: ModelDescription) -> PlanRequest:

@@ -31,6 +31,7 @@ from planner.schema import (
 )
 from planner.search import Found, OnProgress, Progress, search
 from planner.simulate.predict import predict
+from planner.space.candidate import possible_micro_batches
 
 __all__ = ["PlannerDefect", "Progress", "make_plan"]
 
@@ -173,7 +174,7 @@ def _infeasible_body(request: PlanRequest, infeasibility: Infeasibility) -> Plan
 def _batch_problem(request: PlanRequest) -> Infeasibility | None:
     workload, world = request.workload, request.cluster.num_devices
     per_pass = workload.micro_batch * world
-    if workload.global_batch % per_pass == 0:
+    if possible_micro_batches(request):
         return None
     lower, higher = workload.global_batch // per_pass * per_pass, -(-workload.global_batch // per_pass) * per_pass
     choices = " or ".join(str(size) for size in (lower, higher) if size)

@@ -98,7 +98,9 @@ def _recomputed(
 ) -> Recomputed | None:
     """The numbers of sound decisions, or None with the reason added to the problems."""
     try:
-        return Replay(request, decisions, costs or CostModel.of_plan(request, decisions)).run()
+        workload = request.workload.model_copy(update={"micro_batch": decisions.micro_batch})
+        planned = request.model_copy(update={"workload": workload})
+        return Replay(planned, decisions, costs or CostModel.of_plan(planned, decisions)).run()
     except ShardwrightError as error:
         problems.append(f"costs cannot be worked out: {error}")
         return None

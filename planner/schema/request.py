@@ -80,6 +80,8 @@ class PlanRequest(Document):
     search: SearchLimits = SearchLimits()
     client_features: tuple[ClientFeature, ...] | None = None
     """Knobs that may be used; None allows all that the planner knows."""
+    micro_batches: Annotated[tuple[Positive, ...], Field(max_length=100)] = ()
+    """Micro-batches that may be chosen besides `workload.micro_batch`; the global batch stays."""
     warm_start: Sha256 | None = None
     """Identity of an earlier plan whose decisions start the search."""
 
@@ -96,6 +98,7 @@ class RequestReferences(Part):
     fixed: Annotated[tuple[FixedChoice, ...], Field(max_length=10_000)] = ()
     search: SearchLimits = SearchLimits()
     client_features: tuple[ClientFeature, ...] | None = None
+    micro_batches: Annotated[tuple[Positive, ...], Field(max_length=100)] = ()
     warm_start: Sha256 | None = None
 
 

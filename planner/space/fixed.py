@@ -17,8 +17,10 @@ GLOBAL_KNOBS = (
     "backward_prefetch",
     "reduce_scatter_max_input_buffers",
     "separate_reduce_scatter_group",
+    "micro_batch",
     "gradient_sync",
     "reshard_after_backward",
+    "offload",
 )
 
 

@@ -67,7 +67,8 @@ def _other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
         if knobs.shard > 1 and not knobs.starts_gathered(unit)
     ]
     reduces = any(knobs.reduces for knobs in places)
-    return max(gathered, default=0) + reduces * sum(inputs.sizes[u].sharded_gradients for u, _ in _order(inputs))
+    shards = sum(inputs.sizes[u].sharded_gradients for u, _ in _order(inputs) if not places[0].is_on_host(u))
+    return max(gathered, default=0) + reduces * shards
 
 
 def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_bytes: int) -> int | None:
@@ -255,7 +256,7 @@ def _resident_bytes(inputs: StepInputs, knobs: Knobs) -> int:
     """Alive in the pool of the computation at the end of the forward, whatever is decided."""
     sizes = inputs.sizes
     total = inputs.optimizer_bytes + inputs.partition.model.buffers_bytes + sizes[ROOT].gathered
-    total += sum(size.stored for size in sizes)
+    total += sum(size.stored for unit, size in enumerate(sizes) if not knobs.is_on_host(unit))
     total += inputs.partition.model.inputs_bytes.at(inputs.micro_batch, inputs.sequence)
     if knobs.finds_whole_gradients:
         total += sum(s.whole_gradients if s.accumulates_apart else s.gradients for s in sizes)

@@ -17,6 +17,7 @@ from planner.schema import (
     Decisions,
     PlanRequest,
     RuntimeKnobs,
+    StateTier,
     UnitPlan,
 )
 from planner.space.candidate import Candidate, num_micro_batches
@@ -71,6 +72,7 @@ def open_knobs(
             reduce_scatter_max_input_buffers=setting.reduce_buffers,
             separate_reduce_scatter_group=setting.separate_group,
             gradient_sync=candidate.gradient_sync,
+            on_host=candidate.on_host,
         ),
         tuple(decisions),
     )
@@ -172,6 +174,8 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
                 reshard_after_backward=knobs.reshard_after_backward[number],
                 forward_prefetch=_names(parts, forward, number),
                 backward_prefetch=_names(parts, backward, number),
+                parameter_tier=_tier(knobs, number),
+                optimizer_tier=_tier(knobs, number),
                 num_parameters=sum(p.num_elements for _, p in parts.units[number].parameters),
             )
             for number in _bottom_up(parts)
@@ -187,14 +191,18 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
         reduce_dtype=precision.reduce_dtype,
         output_dtype=precision.output_dtype,
         cast_forward_inputs=precision.cast_forward_inputs,
-        micro_batch=request.workload.micro_batch,
-        num_micro_batches=num_micro_batches(request),
+        micro_batch=candidate.micro_batch,
+        num_micro_batches=num_micro_batches(request, candidate.micro_batch),
         runtime=RuntimeKnobs(
             reduce_scatter_max_input_buffers=knobs.reduce_scatter_max_input_buffers,
             separate_reduce_scatter_group=knobs.separate_reduce_scatter_group,
             gradient_sync=knobs.gradient_sync,
         ),
     )
+
+
+def _tier(knobs: Knobs, unit: int) -> StateTier:
+    return StateTier.HOST if knobs.is_on_host(unit) else StateTier.DEVICE
 
 
 def _bottom_up(parts: Partition) -> list[int]:

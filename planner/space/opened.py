@@ -19,13 +19,14 @@ from planner.extent import require_exact
 from planner.program.build import build_program
 from planner.program.choices import Choice, Decision
 from planner.program.events import Operation, OperationKind, Program
-from planner.program.inputs import local_shards, micro_batches, step_inputs
+from planner.program.inputs import LocalShards, local_shards, micro_batches, step_inputs
 from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition, partition
-from planner.schema import Decisions, MeshPlan, Objective, PlanRequest
+from planner.schema import Decisions, InconsistentRequest, MeshPlan, Objective, PlanRequest, ShardwrightError
 from planner.schema.base import MAX_INTEGER
-from planner.space.candidate import Candidate, Setting, candidates, num_micro_batches, settings
+from planner.simulate.host import HostMemory
+from planner.space.candidate import Candidate, Offload, Setting, candidates, num_micro_batches, settings
 from planner.space.fixed import NoValueLeft, refuse_unknown_knobs
 from planner.space.floor import floor_bytes, floor_ns
 from planner.space.knobs import decisions_of, knob_names, open_knobs, prefetch_targets
@@ -135,22 +136,23 @@ def regions(request: PlanRequest, goal: Goal | None = None) -> Iterator[Region]:
     Raises:
         InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
     """
-    meshes: dict[MeshPlan, Sharding] = {}
-    openings: dict[tuple[MeshPlan, int], Opening] = {}
+    meshes: dict[tuple[int, MeshPlan], Sharding] = {}
+    openings: dict[tuple[int, MeshPlan, int, Offload], Opening] = {}
     knobs: set[str] = set()
-    refusals: list[NoValueLeft] = []
+    refusals: list[ShardwrightError] = []
     found = 0
     goal = goal or Goal.of(request)
     for candidate in candidates(request):
         knobs |= knob_names(candidate)
-        if candidate.mesh not in meshes:
-            meshes[candidate.mesh] = Sharding(request, candidate.mesh)
-        key = (candidate.mesh, id(candidate.partition))
-        if key not in openings:
-            openings[key] = Opening(request, candidate.partition, meshes[candidate.mesh], goal)
+        place = (candidate.micro_batch, candidate.mesh)
+        if place not in meshes:
+            meshes[place] = Sharding(_with_micro_batch(request, candidate.micro_batch), candidate.mesh)
+        key = (*place, id(candidate.partition), candidate.offload)
         try:
+            if key not in openings:
+                openings[key] = Opening(candidate, meshes[place], goal)
             members = list(_regions_of(request, candidate, openings[key]))
-        except NoValueLeft as refusal:
+        except (NoValueLeft, NoCostOnHost) as refusal:
             refusals.append(refusal)
             continue
         found += len(members)
@@ -158,6 +160,11 @@ def regions(request: PlanRequest, goal: Goal | None = None) -> Iterator[Region]:
     refuse_unknown_knobs(request.fixed, knobs)
     if not found:
         raise refusals[0]
+
+
+def _with_micro_batch(request: PlanRequest, micro_batch: int) -> PlanRequest:
+    workload = request.workload.model_copy(update={"micro_batch": micro_batch})
+    return request.model_copy(update={"workload": workload})
 
 
 def _regions_of(request: PlanRequest, candidate: Candidate, opening: "Opening") -> Iterator[Region]:
@@ -174,6 +181,22 @@ def _regions_of(request: PlanRequest, candidate: Candidate, opening: "Opening") 
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """What the optimizer takes on one rank."""
+
+    optimizer_ns: int
+    """Its step, on the device and then on the host."""
+    device_bytes: int
+    transient_bytes: int
+    host_bytes: int = 0
+    host_transient_bytes: int = 0
+
+
+class NoCostOnHost(InconsistentRequest):
+    """Units cannot be offloaded, because copies or the optimizer on the host have no known cost."""
+
+
 class Sharding:
     """What all groupings of a mesh share: costs, and the optimizer."""
 
@@ -183,30 +206,60 @@ class Sharding:
         Raises:
             ShardwrightError: the request cannot be costed.
         """
-        whole = partition(request.model, ())
-        shards = local_shards(whole, mesh.shard)
+        self.request = request
         self.costs = CostModel.of(request, mesh)
-        self.optimizer_ns = self.costs.optimizer_ns(shards)
-        self.optimizer_bytes = sum(self.costs.optimizer_state_bytes(*entry) for entry in shards)
-        self.optimizer_transient_bytes = self.costs.optimizer_transient_bytes(shards)
         self.known_sizes: dict[tuple[str, ...], UnitBytes] = {}
+        shards = local_shards(partition(request.model, ()), mesh.shard)
+        self._on_device = self._state_of(shards, ())
+
+    def state(self, parts: Partition, on_host: Sequence[bool]) -> OptimizerState:
+        """The optimizer where some units are on the host.
+
+        Raises:
+            NoCostOnHost: nothing says how long copies or the optimizer take there.
+        """
+        if not any(on_host):
+            return self._on_device
+        try:
+            self.costs.host_to_device_ns(1)
+            self.costs.device_to_host_ns(1)
+            return self._offloaded(parts, on_host)
+        except ShardwrightError as error:
+            raise NoCostOnHost(str(error)) from error
+
+    def _offloaded(self, parts: Partition, on_host: Sequence[bool]) -> OptimizerState:
+        sides = [[unit for unit, side in enumerate(on_host) if side is host] for host in (False, True)]
+        return self._state_of(*(local_shards(parts, self.costs.shard, units) for units in sides))
+
+    def _state_of(self, on_device: LocalShards, on_host: LocalShards) -> OptimizerState:
+        costs = self.costs
+        return OptimizerState(
+            optimizer_ns=costs.optimizer_ns(on_device) + costs.cpu_optimizer_ns(on_host),
+            device_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in on_device),
+            transient_bytes=costs.optimizer_transient_bytes(on_device),
+            host_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in on_host),
+            host_transient_bytes=costs.optimizer_transient_bytes(on_host),
+        )
 
 
 class Opening:
     """What all settings of a mesh with a grouping share."""
 
-    def __init__(self, request: PlanRequest, parts: Partition, sharding: Sharding, goal: Goal) -> None:
-        """Work out sizes."""
+    def __init__(self, candidate: Candidate, sharding: Sharding, goal: Goal) -> None:
+        """Work out sizes, and the optimizer."""
+        parts = candidate.partition
+        request = sharding.request
         self._goal = goal
         self._request = request.model_copy(update={"model": parts.model})
+        self._state = sharding.state(parts, candidate.on_host)
         self.costs = sharding.costs
-        self.optimizer_ns = sharding.optimizer_ns
+        self.optimizer_ns = self._state.optimizer_ns
         self.inputs = step_inputs(
             parts,
             request.workload,
             shard=self.costs.shard,
-            optimizer_bytes=sharding.optimizer_bytes,
-            optimizer_transient_bytes=sharding.optimizer_transient_bytes,
+            optimizer_bytes=self._state.device_bytes,
+            optimizer_transient_bytes=self._state.transient_bytes,
             known=sharding.known_sizes,
         )
 
@@ -234,8 +287,21 @@ class Opening:
         """
         knobs, _ = self._knobs(candidate)
         budget = self.costs.budget.budget_bytes if self._goal.is_budgeted else MAX_INTEGER
+        if not self._fits_on_host(knobs):
+            return None
         floor = floor_ns(self.inputs, knobs, self.costs, num_micro_batches(self._request), budget)
         return None if floor is None else floor + self.optimizer_ns
+
+    def _fits_on_host(self, knobs: Knobs) -> bool:
+        """Whether a rank's share of the host's memory holds the offloaded units."""
+        places = micro_batches(knobs, num_micro_batches(self._request))
+        memory = HostMemory.of(
+            (size for unit, size in enumerate(self.inputs.sizes) if knobs.is_on_host(unit)),
+            optimizer_bytes=self._state.host_bytes,
+            accumulates=any(place.finds_sharded_gradients for place, _ in places),
+            optimizer_transient_bytes=self._state.host_transient_bytes,
+        )
+        return not any(knobs.on_host) or memory.total_bytes <= self.costs.host_budget_bytes
 
     def floor_bytes(self, candidate: Candidate) -> int:
         """No plan of a global choice needs less device memory."""

@@ -63,7 +63,13 @@ def everything(request: PlanRequest) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("seed", range(16))
 def test_plan_is_optimal_by_brute_force(seed: int) -> None:
     request = random_request(seed, num_blocks=1 + seed % 2, num_devices=2 if seed % 3 else 4)
-    request = request.model_copy(update={"search": EXACT, "client_features": FEATURES[seed % len(FEATURES)]})
+    request = request.model_copy(
+        update={
+            "search": EXACT,
+            "client_features": FEATURES[seed % len(FEATURES)],
+            "micro_batches": (2,) if seed % 4 == 1 else (),
+        }
+    )
     outcomes = everything(request)
     peaks = sorted({peak for _, peak in outcomes})
     for budget in {peaks[0] - 1, peaks[0], peaks[len(peaks) // 3]}:
