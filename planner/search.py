@@ -5,6 +5,7 @@ CP-SAT. Whenever that yields decisions they are tried under the region's setting
 shows that it cannot improve the best plan by more than half of the accepted gap.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -13,13 +14,15 @@ from time import monotonic
 
 from planner.schema import PlanRequest
 from planner.space.candidate import Setting
-from planner.space.opened import Goal, OpenCandidate, Region, regions
+from planner.space.opened import Goal, NoCostOnHost, OpenCandidate, Region, regions
 from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
 from solver.schedule.tidy import tidy
 
 LOCAL_EVALUATIONS = 400
 """Evaluations of the local search around the best of a region that stays in question."""
+EFFORT_PER_STEP = 1e-5
+"""Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
 
@@ -156,14 +159,23 @@ class _Search:
     """All regions are known; before, nothing bounds the step."""
 
     def run(self) -> Found:
+        collects = gc.isenabled()
+        gc.disable()  # problems are large and have no cycles: collecting takes a third of the time to build them
         try:
-            self._open()
-            while self.queue and not (self.struck or self.interrupted or (self.only_first and self.best)):
-                self._step()
+            self._open(offloads=False)
+            if self.goal.aim is Aim.MEMORY:
+                self._open_offloads()
+            self._run()
+            if self.best is None and self.goal.aim is Aim.MAKESPAN:
+                self._open_offloads()
+                self._run()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
             self.interrupted = True
+        finally:
+            if collects:
+                gc.enable()
         bound = self._bound() if self.is_counted else 0
         self._tidy()
         return Found(
@@ -178,27 +190,40 @@ class _Search:
             interrupted=self.interrupted,
         )
 
+    def _open_offloads(self) -> None:
+        """Where units can be offloaded at all."""
+        try:
+            self._open(offloads=True)
+        except NoCostOnHost:
+            if not self.num_regions:
+                raise
+
+    def _run(self) -> None:
+        while self.queue and not (self.struck or self.interrupted or (self.only_first and self.best)):
+            self._step()
+
     def _num_pruned(self) -> int:
         """Regions that were never looked at and need not be."""
         unseen = [node for node in self.nodes if not node.stage]
         whole = [node for node in self.nodes if node.settings == node.region.settings]
         return self.num_regions - len(whole) + sum(not self._is_open(node) for node in unseen)
 
-    def _open(self) -> None:
+    def _open(self, *, offloads: bool) -> None:
         """All regions; the first that may fit gives a plan at once, before the others are even costed."""
-        for region in regions(self.request, self.goal):
+        first = len(self.nodes)
+        for region in regions(self.request, self.goal, offloads=offloads):
             self.num_regions += 1
             floor = region.floor
             if floor is None:
                 continue
             node = Node(region=region, settings=region.settings, lower_bound=floor)
-            if not self.nodes:
+            if self.best is None and len(self.nodes) == first:
                 self._relax(node)
                 node.stage += 1
                 self._report(f"looked at {region.label}")
             self.nodes.append(node)
         self.is_counted = True
-        for node in self.nodes:
+        for node in self.nodes[first:]:
             self._push(node)
 
     def _push(self, node: Node) -> None:
@@ -223,18 +248,18 @@ class _Search:
         limit = self.request.search
         if self.best is not None and monotonic() - self.started > limit.wall_clock_s:
             self.struck = True
+        elif self.best is not None and self.spent >= limit.deterministic_time:
+            self.queue.clear()
+            return
         elif node.stage == 0:
             self._report(f"looking at {node.region.label}")
             self._relax(node)
         elif node.stage == 1:
             self._report(f"improving {node.region.label}")
             self._improve(node)
-        elif self.spent < limit.deterministic_time:
+        else:
             self._report(f"proving {node.region.label}")
             self._prove(node)
-        else:
-            self.queue.clear()
-            return
         node.stage += 1
         if node.is_finished and node.is_relaxed and not node.is_empty and self._may_improve(node):
             node.is_split = True
@@ -246,6 +271,7 @@ class _Search:
     def _relax(self, node: Node) -> None:
         """The class relaxation, and its optimum under the settings."""
         item = node.item()
+        self._count(item)
         item.heuristic.guide(gap=self.request.search.gap / 4)
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
@@ -289,6 +315,9 @@ class _Search:
             item.heuristic.offer(result.assignment)
             self._try(node, result.assignment, node.settings)
 
+    def _count(self, item: OpenCandidate) -> None:
+        self.spent += EFFORT_PER_STEP * sum(len(one.steps) for one in item.problem.rounds)
+
     def _learn(self, node: Node, lower_bound: int) -> None:
         node.lower_bound = max(node.lower_bound, node.item().value(lower_bound))
 
@@ -296,6 +325,7 @@ class _Search:
         """Evaluate decisions under some settings, until one comes close to the node's bound."""
         for setting in settings:
             opened = node.open(setting)
+            self._count(opened)
             heuristic = opened.heuristic
             heuristic.offer(assignment)
             if self.best is None and not heuristic.feasible:

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Literal:
+class Literal(NamedTuple):
     """`decision` takes its option number `value`."""
 
     decision: int

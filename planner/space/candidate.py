@@ -88,10 +88,11 @@ def possible_micro_batches(request: PlanRequest) -> tuple[int, ...]:
     return tuple(size for size in asked if not rest and not sequences % size)
 
 
-def candidates(request: PlanRequest) -> Iterator[Candidate]:
+def candidates(request: PlanRequest, *, offloads: bool) -> Iterator[Candidate]:
     """Every mesh, grouping and accumulation, as the client's features and the fixed choices allow.
 
-    Each stands for its `settings` too.
+    Each stands for its `settings` too. Those that offload are apart (`offloads`): they are asked for only where
+    nothing fits without, or memory is what is minimised.
 
     Raises:
         InconsistentRequest: a fixed choice leaves none.
@@ -106,8 +107,9 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
             "units.head, blocks_per_unit, split_blocks, micro_batch, gradient_sync, reshard_after_backward or "
             "offload contradict each other, the cluster, the model, its optimizer or the client's features"
         )
-    offloads = [offload for offload in _offloads(request) if allowed(request, {"offload": offload.value})]
-    for offload, size, mesh, group in product(offloads, batches, meshes, groups):
+    values = [offload for offload in _offloads(request) if allowed(request, {"offload": offload.value})]
+    chosen = [offload for offload in values if (offload is not Offload.NONE) is offloads]
+    for offload, size, mesh, group in product(chosen, batches, meshes, groups):
         for sync, keeps in accumulations[size]:
             if sync is GradientSync.ALL_REDUCE_ON_LAST and mesh.replicate == 1:
                 continue

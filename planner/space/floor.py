@@ -2,13 +2,13 @@
 
 For each micro-batch, units in the order of their forward, with f_k and b_k the computation from where unit k begins
 on in forward, and until it ends in backward (copies out of gathers and into reductions among it), A_k its gather,
-R_k its reduce-scatter and L_k its all-reduce, X what is recomputed and Y what is gathered again:
+R_k its reduce-scatter and L_k its all-reduce, X what is recomputed, Y what is gathered again, Z the copies of that:
 
-    forward  >= A_1 + .. + A_k + f_k                                        for each k
-    backward >= b_k + R_k + .. + R_1 (and so with L), b_1 + X + R_1 + L_1   for each k
+    forward  >= A_1 + .. + A_k + f_k                                            for each k
+    backward >= b_k + R_k + .. + R_1 (and so with L), b_1 + X + Z + R_1 + L_1   for each k
     backward >= sum of R + Y (+ sum of L, where they share the link)
 
-The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. X and Y
+The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. X, Y and Z
 are bounded by memory: at the end of the forward, and again when the first unit reduces, all that blocks keep and
 all that stays gathered (with the communicators of partial resharding) is alive beside the shards, the optimizer
 state, the gathered root and what earlier micro-batches left; and the pools of gathers and reductions are reserved
@@ -79,6 +79,7 @@ def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_byt
         0 if apart else link_ns,
         _Mixture.of(_kept_by_calls(inputs, knobs, costs)),
         _Mixture.of(_kept_by_units(inputs, knobs, costs)),
+        _Mixture.of([*_kept_by_calls(inputs, knobs, costs), *_kept_by_units(inputs, knobs, costs, copies=True)]),
         _Room(left_bytes - _resident_bytes(inputs, knobs), *_first_reduction(inputs, knobs)),
     )
     if backward_ns is None:
@@ -182,6 +183,11 @@ class _Room:
         others = max(0, kept - self.own_kept_bytes) + max(0, gathered - self.own_gathered_bytes)
         return max(kept + gathered, others + self.reduction_bytes) <= self.left_bytes
 
+    def holds_together(self, total: int) -> bool:
+        """The same for a sum, whatever its parts are."""
+        others = max(0, total - self.own_kept_bytes - self.own_gathered_bytes)
+        return max(total, others + self.reduction_bytes) <= self.left_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
@@ -231,16 +237,25 @@ class _Mixture:
         return self.spent_ns + sum(cost for _, cost in self.segments)
 
 
-def _least_backward_ns(compute_ns: int, link_ns: int, calls: _Mixture, units: _Mixture, room: _Room) -> int | None:
-    """By bisection: longer backwards leave room to keep less."""
+def _least_backward_ns(
+    compute_ns: int, link_ns: int, calls: _Mixture, units: _Mixture, together: _Mixture, room: _Room
+) -> int | None:
+    """By bisection: longer backwards leave room to keep less.
+
+    Two relaxations must both fit: calls spend computation and units the link, each on its own; or both spend
+    computation together (`together`), units for their copies alone.
+    """
 
     def fits(backward_ns: int) -> bool:
         kept = calls.least_bytes(backward_ns - compute_ns)
         gathered = units.least_bytes(backward_ns - link_ns)
-        return kept is not None and gathered is not None and room.holds(kept, gathered)
+        total = together.least_bytes(backward_ns - compute_ns)
+        if kept is None or gathered is None or total is None:
+            return False
+        return room.holds(kept, gathered) and room.holds_together(total)
 
-    low = max(compute_ns + calls.spent_ns, link_ns + units.spent_ns)
-    high = max(compute_ns + calls.most_ns, link_ns + units.most_ns)
+    low = max(compute_ns + together.spent_ns, link_ns + units.spent_ns)
+    high = max(compute_ns + together.most_ns, link_ns + units.most_ns)
     if not fits(high):
         return None
     while low < high:
@@ -282,8 +297,10 @@ def _kept_by_calls(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterat
         )
 
 
-def _kept_by_units(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterator[tuple[Sequence[Point], int]]:
-    """Of units with a backward, which gathers again what forward did not leave."""
+def _kept_by_units(
+    inputs: StepInputs, knobs: Knobs, costs: CostModel, *, copies: bool = False
+) -> Iterator[tuple[Sequence[Point], int]]:
+    """Of units with a backward, which gathers again what forward did not leave: its gathers, or its copies."""
     parts = inputs.partition
     with_backward = {
         run.unit
@@ -295,17 +312,19 @@ def _kept_by_units(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterat
     for unit in with_backward - {ROOT}:
         counted[inputs.sizes[unit].gathered, tuple(value for value, _ in knobs.reshard[unit])] += 1
     for (size, options), num in counted.items():
-        yield [_resharded(size, option, knobs, costs) for option in options], num
+        yield [_resharded(size, option, knobs, costs, copies=copies) for option in options], num
 
 
-def _resharded(size: int, option: Resharding, knobs: Knobs, costs: CostModel) -> Point:
+def _resharded(size: int, option: Resharding, knobs: Knobs, costs: CostModel, *, copies: bool) -> Point:
     if option is False:
         return size, 0
     if knobs.shard == 1:
         return 0, 0
+    copy_ns = costs.copy_ns(size, size)
     if option is True:
-        return 0, costs.all_gather_ns(size)
-    return size // option + costs.partial_reshard_bytes(option), costs.all_gather_ns(size, option)
+        return 0, copy_ns if copies else costs.all_gather_ns(size)
+    kept = size // option + costs.partial_reshard_bytes(option)
+    return kept, copy_ns if copies else costs.all_gather_ns(size, option)
 
 
 def _lower_hull(points: Sequence[Point]) -> list[Point]:

@@ -126,12 +126,13 @@ class Region:
         return self.opening.relaxed(self.candidate, self.settings)
 
 
-def regions(request: PlanRequest, goal: Goal | None = None) -> Iterator[Region]:
-    """All regions of a request.
+def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = False) -> Iterator[Region]:
+    """All regions of a request, those that offload apart.
 
     Args:
         request: what to plan.
         goal: what to minimise within which bounds, the request's own where it is not given.
+        offloads: those that keep units in host memory, or those that do not.
 
     Raises:
         InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
@@ -142,7 +143,7 @@ def regions(request: PlanRequest, goal: Goal | None = None) -> Iterator[Region]:
     refusals: list[ShardwrightError] = []
     found = 0
     goal = goal or Goal.of(request)
-    for candidate in candidates(request):
+    for candidate in candidates(request, offloads=offloads):
         knobs |= knob_names(candidate)
         place = (candidate.micro_batch, candidate.mesh)
         if place not in meshes:
@@ -158,7 +159,7 @@ def regions(request: PlanRequest, goal: Goal | None = None) -> Iterator[Region]:
         found += len(members)
         yield from members
     refuse_unknown_knobs(request.fixed, knobs)
-    if not found:
+    if not found and refusals:
         raise refusals[0]
 
 

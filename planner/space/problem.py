@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from planner.program.choices import Condition, Decision, both
 from planner.program.events import Allocate, Free, HostWait, Link, Operation, Program, Stream, Touch, Wait
 from solver.schedule.problem import Activity, Aim, Barrier, Change, Family, Problem, Reserve, Round, Step, Stop
-from solver.schedule.problem import Condition as SolverCondition
 from solver.schedule.problem import Touch as SolverTouch
 
 _CHAINS = {name: number for number, name in enumerate([*Stream, *Link])}
@@ -53,12 +51,12 @@ def _steps(program: Program) -> list[Step]:
                 numbers[index] = len(steps)
                 steps.append(_activity(event, program.launch_ns, numbers))
                 if event.host_waits:
-                    steps.append(Stop(activity=numbers[index], when=_condition(event.when)))
+                    steps.append(Stop(activity=numbers[index], when=event.when))
             case Wait():
                 chain, activity = _CHAINS[event.stream], numbers[event.operation]
-                steps.append(Barrier(chain=chain, activity=activity, when=_condition(event.when)))
+                steps.append(Barrier(chain=chain, activity=activity, when=event.when))
             case HostWait():
-                steps.append(Stop(activity=numbers[event.operation], when=_condition(event.when)))
+                steps.append(Stop(activity=numbers[event.operation], when=event.when))
             case Allocate():
                 part = _Part(_POOLS[event.stream], event.size_bytes, event.when)
                 alive.setdefault(event.buffer, []).append(part)
@@ -67,7 +65,7 @@ def _steps(program: Program) -> list[Step]:
                 _free(event, alive, steps)
             case Touch():
                 pool = _POOLS[Stream.COMPUTE]
-                steps.append(SolverTouch(pool=pool, amount=event.size_bytes, when=_condition(event.when)))
+                steps.append(SolverTouch(pool=pool, amount=event.size_bytes, when=event.when))
     return steps
 
 
@@ -93,16 +91,11 @@ class _Part:
         return _Part(self.pool, -self.amount, both(self.when, when))
 
     def change(self) -> Change:
-        return Change(pool=self.pool, amount=self.amount, when=_condition(self.when))
+        return Change(pool=self.pool, amount=self.amount, when=self.when)
 
 
 def _contradicts(when: Condition) -> bool:
     return len({literal.decision for literal in when}) < len(when)
-
-
-@lru_cache(maxsize=65536)
-def _condition(when: Condition) -> SolverCondition:
-    return tuple((literal.decision, literal.value) for literal in when)
 
 
 def _activity(event: Operation, launch_ns: int, numbers: dict[int, int]) -> Activity:
@@ -113,5 +106,5 @@ def _activity(event: Operation, launch_ns: int, numbers: dict[int, int]) -> Acti
         lead=launch_ns if event.launches else 0,
         issue=event.launches * launch_ns,
         waits=tuple(numbers[wait] for wait in event.waits),
-        when=_condition(event.when),
+        when=event.when,
     )
