@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program check format schema clean
+.PHONY: help demo install test verify-program verify-search check format schema clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ test: $(STAMPS)/dev ## Run the tests
 
 verify-program: $(STAMPS)/dev ## Compare predicted programs with the real FSDP2 code (resumable, VERIFY_ARGS=--again)
 	@$(BIN)/python -m benchmarks.program_matrix $(VERIFY_ARGS)
+
+verify-search: $(STAMPS)/dev ## Compare plans with brute force on random small requests (resumable)
+	@$(BIN)/python -m benchmarks.verify_search $(VERIFY_ARGS)
 
 check: $(STAMPS)/dev ## Lint, format check, types, import rules, JSON schemas
 	@$(BIN)/ruff check .
