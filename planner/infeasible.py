@@ -3,8 +3,8 @@
 from math import ceil
 
 from planner.refuse import MAX_DEVICES
+from planner.resize import has_plan, on_times_the_nodes
 from planner.schema import (
-    ClusterDescription,
     FixedChoice,
     Infeasibility,
     MemoryBudget,
@@ -65,7 +65,7 @@ def explain_infeasible(request: PlanRequest) -> Infeasibility:
             (
                 f"{ranks} ranks of this device would do"
                 if ranks
-                else f"more ranks alone do not help (tried up to {_most_ranks(request)})"
+                else f"more ranks alone do not help (tried up to {most_ranks(request)})"
             ),
         ),
     )
@@ -87,36 +87,23 @@ def _too_slow(request: PlanRequest, limit_ns: int) -> Infeasibility:
 
 def _fewest_ranks(request: PlanRequest) -> int | None:
     factor = 2
-    while request.cluster.num_devices * factor <= _most_ranks(request):
-        larger = _scaled(request, factor)
+    while request.cluster.num_devices * factor <= most_ranks(request):
+        larger = on_times_the_nodes(request, factor)
         if _fits(larger):
             return larger.cluster.num_devices
         factor *= 2
     return None
 
 
-def _most_ranks(request: PlanRequest) -> int:
+def most_ranks(request: PlanRequest) -> int:
+    """The most ranks that are tried for a request that does not fit."""
     return min(MAX_FACTOR * request.cluster.num_devices, MAX_DEVICES)
 
 
 def _fits(request: PlanRequest) -> bool:
     """Whether the fully sharded mesh fits with some grouping."""
     sharded = FixedChoice(knob="mesh.replicate", value=1)
-    found = search(request.model_copy(update={"fixed": (*request.fixed, sharded)}), goal=Goal(), only_first=True)
-    return found.best is not None
-
-
-def _scaled(request: PlanRequest, factor: int) -> PlanRequest:
-    """The same job on `factor` times the nodes (a single node's link stands in where no other is known)."""
-    cluster = request.cluster
-    groups = tuple(g.model_copy(update={"num_nodes": g.num_nodes * factor}) for g in cluster.node_groups)
-    inter_node = cluster.inter_node or cluster.node_groups[0].intra_node
-    larger: ClusterDescription = cluster.model_copy(update={"node_groups": groups, "inter_node": inter_node})
-    batch = request.workload.micro_batch * larger.num_devices
-    global_batch = -(-request.workload.global_batch // batch) * batch
-    workload = request.workload.model_copy(update={"global_batch": global_batch})
-    fixed = tuple(choice for choice in request.fixed if not choice.knob.startswith("mesh."))
-    return request.model_copy(update={"cluster": larger, "workload": workload, "fixed": fixed})
+    return has_plan(request.model_copy(update={"fixed": (*request.fixed, sharded)}), goal=Goal())
 
 
 def _device_bytes(budget: MemoryBudget, needed: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from planner.costs.optimizer import state_notes
 from planner.older_torch import older_torch_notes
+from planner.prices import shadow_values, why_not
 from planner.program.inputs import local_shards, partition_of
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
 from planner.search import Found, Tried
@@ -12,8 +13,11 @@ _NEARLY_FULL = 0.97
 
 def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predictions: Predictions) -> Reasons:
     """Reasons for people; everything in them follows from the search and the predictions."""
+    assert found.best is not None
+    assert found.assignment is not None
+    gap = request.search.gap / 4
     return Reasons(
-        binds=_binds(predictions),
+        binds=_binds(request, predictions),
         notes=(
             *_notes(decisions, predictions),
             *_optimizer_notes(request, decisions),
@@ -21,10 +25,12 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
             *_unused_measurements(request),
         ),
         alternatives=tuple(_alternatives(found)),
+        why_not=why_not(found, gap=gap),
+        shadow=shadow_values(found.best, found.assignment, gap=gap),
     )
 
 
-def _binds(predictions: Predictions) -> str:
+def _binds(request: PlanRequest, predictions: Predictions) -> str:
     budget, peak, step = predictions.budget.budget_bytes, predictions.peak, predictions.breakdown
     exposed = {
         "all-gathers": step.exposed_all_gather_ns,
@@ -38,6 +44,9 @@ def _binds(predictions: Predictions) -> str:
     if budget and peak.reserved_bytes > _NEARLY_FULL * budget:
         category = max(peak.by_category_bytes, key=lambda key: peak.by_category_bytes[key])
         parts.append(f"memory ({category.value.replace('_', ' ')}, at {peak.moment})")
+    limit_ns = request.limits.step_time_ns
+    if limit_ns is not None and step.total_ns > _NEARLY_FULL * limit_ns:
+        parts.append("the longest step that will do")
     if worst > 0.02 * step.total_ns:
         parts.append(f"waiting for {stream} ({worst / step.total_ns:.1%} of the step)")
     return " and ".join(parts) or "computation: communication is hidden and memory is not full"

@@ -132,4 +132,5 @@ def _described(job: "DryRunJob") -> "ModelDescription":
         micro_batch=job.decisions.micro_batch,
         sequence=job.sequence,
         param_dtype=job.decisions.param_dtype,
+        output_dtype=job.decisions.output_dtype,
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 OptimizerChoice = Literal["adamw", "adam", "sgd", "sgd_momentum", "adafactor", "adamw_8bit", "muon"]
 ImplementationChoice = Literal["foreach", "fused", "for_loop"]
-ObjectiveChoice = Literal["step-time", "memory"]
+ObjectiveChoice = Literal["step-time", "peak-memory"]
 
 _WHAT = "What is trained"
 _HOW = "How it is trained"
@@ -87,6 +87,14 @@ class RequestOptions:
         typer.Option(
             metavar="SIZE",
             help="Device memory for tensors, e.g. 70GiB; without it, the device less its reserves.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = None
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="Longest step that will do, e.g. 800ms or 1.2s; for --objective peak-memory above all.",
             rich_help_panel=_SEARCH,
         ),
     ] = None

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +38,8 @@ _UNIT_BYTES = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_UNIT_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def request_of(options: "RequestOptions") -> PlanRequest:
@@ -84,12 +86,29 @@ def parse_size(text: str) -> int:
     Raises:
         InvalidDocument: the text is not a size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNIT_BYTES.get(match[2].lower()) if match else None
-    size = float(match[1]) * unit if match and unit else math.inf
-    if math.isinf(size):
-        raise InvalidDocument(f"--budget {text!r} is not a size; write a number and a unit, e.g. 70GiB or 80GB")
-    return int(size)
+    return _amount(
+        text, _UNIT_BYTES, f"--budget {text!r} is not a size; write a number and a unit, e.g. 70GiB or 80GB"
+    )
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds from `800ms` or `1.2 s`.
+
+    Raises:
+        InvalidDocument: the text is not a time.
+    """
+    return _amount(
+        text, _UNIT_NS, f"--step-time {text!r} is not a time; write a number and a unit, e.g. 800ms or 1.2s"
+    )
+
+
+def _amount(text: str, units: Mapping[str, int], refusal: str) -> int:
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    unit = units.get(match[2].lower()) if match else None
+    amount = float(match[1]) * unit if match and unit else math.inf
+    if math.isinf(amount):
+        raise InvalidDocument(refusal)
+    return int(amount)
 
 
 def parse_choice(text: str) -> FixedChoice:
@@ -145,7 +164,10 @@ def _workload(options: "RequestOptions") -> Workload:
 
 def _limits(options: "RequestOptions") -> Limits:
     with refusals_of("limit"):
-        return Limits(memory_bytes=parse_size(options.budget) if options.budget is not None else None)
+        return Limits(
+            memory_bytes=parse_size(options.budget) if options.budget is not None else None,
+            step_time_ns=parse_duration(options.step_time) if options.step_time is not None else None,
+        )
 
 
 def _search(options: "RequestOptions") -> SearchLimits:

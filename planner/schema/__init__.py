@@ -12,6 +12,7 @@ from planner.schema.errors import (
 )
 from planner.schema.model import (
     LOSS_PATH,
+    OUTPUT_PATH,
     Branch,
     Call,
     CallKind,
@@ -55,6 +56,7 @@ from planner.schema.plan import (
     Reasons,
     Requirements,
     RuntimeKnobs,
+    ShadowValue,
     ShardDim,
     SourcedNumber,
     StepBreakdown,
@@ -83,6 +85,7 @@ from planner.schema.workload import OptimizerGroup, OptimizerName, Parallelism, 
 
 __all__ = [
     "LOSS_PATH",
+    "OUTPUT_PATH",
     "ActivationPlan",
     "ActivationPolicy",
     "Alternative",
@@ -150,6 +153,7 @@ __all__ = [
     "SavedTensor",
     "SearchLimits",
     "SelectiveCheckpoint",
+    "ShadowValue",
     "ShardDim",
     "ShardwrightError",
     "SharedTensor",

@@ -263,6 +263,21 @@ class Alternative(Part):
     fits: bool
 
 
+class ShadowValue(Part):
+    """What a looser limit is worth: memory saves time, and time saves memory.
+
+    Mesh, grouping and runtime settings stay those of the plan; with others it may be worth more.
+    """
+
+    limit: Literal["memory_bytes", "step_time_ns"]
+    more: Positive
+    """By how much the limit is loosened, in its own unit."""
+    saves_at_least: Count
+    """Some plan has so much less of what is minimised: ns where memory is the limit, bytes where time is."""
+    saves_at_most: Count
+    """No plan has more than so much less."""
+
+
 class Reasons(Part):
     """Why the plan is what it is, for people."""
 
@@ -270,6 +285,10 @@ class Reasons(Part):
     """What limits the plan: a memory category at a moment, a stream, or nothing."""
     notes: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    """The best plans found under other global choices."""
+    why_not: tuple[Alternative, ...] = ()
+    """The best plans found under the same global choice with one kind of decision or one setting changed."""
+    shadow: tuple[ShadowValue, ...] = ()
 
 
 class Infeasibility(Part):

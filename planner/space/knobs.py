@@ -52,8 +52,9 @@ def open_knobs(
     for number, unit in enumerate(parts.units[1:], start=1):
         values = _reshardings(request, candidate, sizes[number] if number in with_backward else None, costs)
         reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, {v: v for v in values}))
+    options = {kind: _activations(request, parts, kind) for kind in {call.kind for call in parts.model.calls}}
     activation = {
-        call: decide(f"{entry.path}.activation", _ACTIVATION, _activations(request, parts, entry))
+        call: decide(f"{entry.path}.activation", _ACTIVATION, options[entry.kind])
         for call, entry in enumerate(parts.model.calls)
         if _can_checkpoint(parts, entry)
     }
@@ -108,10 +109,10 @@ def _reshardings(
             yield ranks
 
 
-def _activations(request: PlanRequest, parts: Partition, entry: Call) -> dict[object, Activation]:
-    """What the description traced for a block: all kept, some operations kept, nothing."""
+def _activations(request: PlanRequest, parts: Partition, name: str) -> dict[object, Activation]:
+    """What the description traced for a kind of block: all kept, some operations kept, nothing."""
     found: dict[object, Activation] = {ActivationPolicy.NONE.value: KEEP}
-    kind = parts.model.kinds[entry.kind]
+    kind = parts.model.kinds[name]
     if allows(request, ClientFeature.CHECKPOINT_SELECTIVE):
         for number, option in enumerate(kind.selective):
             name = f"{ActivationPolicy.SELECTIVE.value}:{number}"

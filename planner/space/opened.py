@@ -23,7 +23,15 @@ from planner.program.inputs import LocalShards, local_shards, micro_batches, ste
 from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition, partition
-from planner.schema import Decisions, InconsistentRequest, MeshPlan, Objective, PlanRequest, ShardwrightError
+from planner.schema import (
+    ClientFeature,
+    Decisions,
+    InconsistentRequest,
+    MeshPlan,
+    Objective,
+    PlanRequest,
+    ShardwrightError,
+)
 from planner.schema.base import MAX_INTEGER
 from planner.simulate.host import HostMemory
 from planner.space.candidate import Candidate, Offload, Setting, candidates, num_micro_batches, settings
@@ -143,6 +151,8 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     refusals: list[ShardwrightError] = []
     found = 0
     goal = goal or Goal.of(request)
+    if goal.aim is Aim.MEMORY and goal.is_budgeted and request.limits.memory_bytes is None:
+        request = _without_communicators(request)
     for candidate in candidates(request, offloads=offloads):
         knobs |= knob_names(candidate)
         place = (candidate.micro_batch, candidate.mesh)
@@ -161,6 +171,13 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     refuse_unknown_knobs(request.fixed, knobs)
     if not found and refusals:
         raise refusals[0]
+
+
+def _without_communicators(request: PlanRequest) -> PlanRequest:
+    """Least memory is that of tensors: knobs that take communicators from the budget instead are left out."""
+    apart = (ClientFeature.RESHARD_INTEGER, ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP)
+    known = tuple(ClientFeature) if request.client_features is None else request.client_features
+    return request.model_copy(update={"client_features": tuple(f for f in known if f not in apart)})
 
 
 def _with_micro_batch(request: PlanRequest, micro_batch: int) -> PlanRequest:

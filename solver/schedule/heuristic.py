@@ -1,7 +1,7 @@
 """Good assignments fast: optima of the class relaxation placed by patterns, then local search on the evaluator."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 
 from solver.schedule.evaluate import Evaluator
@@ -17,14 +17,30 @@ NEAR = (1, -1, 2, -2)
 class Heuristic:
     """Keeps the best assignment seen; budget and deadline may be exceeded only while nothing keeps both."""
 
-    def __init__(self, problem: Problem, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        seed: int = 0,
+        like: "Heuristic | None" = None,
+        fixed: Mapping[int, int] | None = None,
+    ) -> None:
+        """Start from the default of every decision.
+
+        Args:
+            problem: what is solved.
+            seed: of the order of local search.
+            like: of a problem that differs in budget, deadline and aim alone; its rows are taken over.
+            fixed: decisions that are taken.
+        """
         self._problem = problem
-        self._evaluator = Evaluator(problem)
+        self._evaluator: Evaluator = like._evaluator if like else Evaluator(problem)
         self._random = random.Random(seed)
-        self._relaxation: Relaxation | None = None
+        self._relaxation: Relaxation | None = like.relaxation.of(problem) if like else None
+        self._fixed = fixed or {}
         self._seen: dict[Assignment, Evaluation] = {}
         self.num_evaluations = 0
-        self.best: Assignment = (0,) * problem.num_decisions
+        self.best: Assignment = with_values((0,) * problem.num_decisions, self._fixed)
         self.evaluation: Evaluation = self._evaluator.evaluate(self.best)
         self.lower_bound = 0
         """No feasible assignment has a smaller value of what is minimised."""
@@ -60,7 +76,7 @@ class Heuristic:
     def guide(self, *, gap: float) -> None:
         """Place optima of the relaxation and add the rows that they break, as long as that helps."""
         for _ in range(MAX_CUTTING_ROUNDS):
-            relaxed = self.relaxation.solve()
+            relaxed = self.relaxation.solve(self._fixed)
             if not relaxed.is_feasible:
                 self.is_infeasible = True
                 return
@@ -82,7 +98,7 @@ class Heuristic:
         improved = True
         while improved:
             improved = False
-            moves = list(self._moves(self.best))
+            moves = [move for move in self._moves(self.best) if not self._fixed.keys() & move.keys()]
             self._random.shuffle(moves)
             for move in moves:
                 if self.num_evaluations >= limit:

@@ -7,7 +7,8 @@ any cutting-plane method.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
@@ -67,9 +68,15 @@ class Relaxation:
                     chosen[decision] = min(value, size - 1)
                 yield tuple(chosen)
 
-    def solve(self) -> Relaxed:
-        """Its optimum."""
-        return _Small(self).solve()
+    def of(self, problem: Problem) -> "Relaxation":
+        """The relaxation of a problem that differs in budget, deadline and aim alone, with the same rows."""
+        other = copy(self)
+        other.problem = problem
+        return other
+
+    def solve(self, fixed: Mapping[int, int]) -> Relaxed:
+        """Its optimum where some decisions are taken."""
+        return _Small(self, fixed).solve()
 
     @property
     def pool_rows(self) -> Sequence[Iterable[Row]]:
@@ -91,7 +98,7 @@ class _Small:
     sum of K_p + reserves <= budget, sum of count M_r <= deadline
     """
 
-    def __init__(self, relaxation: Relaxation) -> None:
+    def __init__(self, relaxation: Relaxation, fixed: Mapping[int, int]) -> None:
         self._problem = problem = relaxation.problem
         self._model = cp_model.CpModel()
         rows = [row for group in (*relaxation.pool_rows, *relaxation.time_rows) for row in group]
@@ -99,7 +106,7 @@ class _Small:
         for reserve in problem.reserves:
             sums[reserve.when] += reserve.amount
         reserves = Row.of(0, sums)
-        self._classes = _classes(problem, [*rows, reserves])
+        self._classes = _classes(problem, [*rows, reserves], fixed)
         self._counts = [
             [self._model.new_int_var(0, len(members), "n") for _ in range(problem.num_values[members[0]])]
             for members in self._classes
@@ -107,6 +114,8 @@ class _Small:
         self._place = {members[0]: index for index, members in enumerate(self._classes)}
         for members, counts in zip(self._classes, self._counts, strict=True):
             self._model.add(sum(counts) == len(members))
+            if members[0] in fixed:
+                self._model.add(counts[fixed[members[0]]] == len(members))
         self._needed = self._expr(reserves)
         for group in relaxation.pool_rows:
             peak = self._model.new_int_var(0, _most(group), "K")
@@ -171,8 +180,8 @@ def _most(rows: Iterable[Row]) -> int:
     return max((row.constant + sum(abs(amount) for _, amount in row.terms) for row in rows), default=0)
 
 
-def _classes(problem: Problem, rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    """Decisions with the same amounts at each value in all rows."""
+def _classes(problem: Problem, rows: Sequence[Row], fixed: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Decisions with the same amounts at each value in all rows, and the same value where they are taken."""
     columns: list[dict[tuple[int, int], int]] = [{} for _ in range(problem.num_decisions)]
     for number, row in enumerate(rows):
         for (decision, value), amount in row.terms:
@@ -180,6 +189,7 @@ def _classes(problem: Problem, rows: Sequence[Row]) -> list[tuple[int, ...]]:
     family = {decision: one.name for one in problem.families for decision in one.decisions}
     found: dict[object, list[int]] = defaultdict(list)
     for decision, column in enumerate(columns):
-        key = (family.get(decision), problem.num_values[decision], tuple(sorted(column.items())))
+        amounts = tuple(sorted(column.items()))
+        key = (family.get(decision), problem.num_values[decision], amounts, fixed.get(decision))
         found[key].append(decision)
     return [tuple(members) for members in found.values()]

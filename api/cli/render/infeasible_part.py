@@ -8,13 +8,14 @@ from api.cli.render.arrange import indented
 from api.cli.render.quantities import gib
 from planner.schema import Infeasibility
 
-_NOT_MEMORY = ("batch", "world_size", "step_time")
+NOT_MEMORY = ("batch", "world_size", "step_time")
+"""What binds besides memory."""
 
 
 def infeasible_part(why: Infeasibility) -> RenderableType:
     """A red headline, the numbers, the ways out."""
     binding = str(why.binding).replace("_", " ")
-    head = Text("No plan is possible" if why.binding in _NOT_MEMORY else "Nothing fits", style="error")
+    head = Text("No plan is possible" if why.binding in NOT_MEMORY else "Nothing fits", style="error")
     if why.needed_bytes is not None and why.budget_bytes is not None:
         head.append(f": {gib(max(0, why.needed_bytes - why.budget_bytes))} GiB too much, even for the leanest plan")
     facts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))

@@ -4,25 +4,50 @@ import shlex
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from api.cli.render.alternatives_part import alternatives_part, shadow_words, why_not_part
 from api.cli.render.arrange import indented, spaced
 from api.cli.render.decisions_part import decisions_part
-from api.cli.render.infeasible_part import infeasible_part
+from api.cli.render.infeasible_part import NOT_MEMORY, infeasible_part
 from api.cli.render.predictions_part import memory_part, sources_part, step_part
-from api.cli.render.quantities import change, count, duration, gib, percent, quantity, size
-from planner.schema import Certificate, Plan, PlanBody, PlanRequest, Predictions, Workload
+from api.cli.render.quantities import count, duration, gib, percent, quantity, size
+from planner.schema import Certificate, Objective, Plan, PlanBody, PlanRequest, Predictions, Workload
 
 
-def plan_page(plan: Plan, request: PlanRequest, *, saved_as: Path | None, words: str) -> RenderableType:
-    """The whole page; `words` are the shell words that make the same request again."""
+def plan_page(
+    plan: Plan,
+    request: PlanRequest,
+    *,
+    saved_as: Path | None,
+    words: str,
+    remark: str = "",
+    is_of_words: bool = True,
+) -> RenderableType:
+    """The whole page.
+
+    Args:
+        plan: what is shown.
+        request: what it answers.
+        saved_as: where it was written.
+        words: shell words of `plan` that make it again.
+        remark: what a sweep says about it.
+        is_of_words: the words describe its request to other commands too.
+    """
     body = plan.body
-    parts: list[RenderableType | None] = [subject_line(body.name, request)]
+    parts: list[RenderableType | None] = [
+        Group(subject_line(body.name, request), goal_line(request)),
+        indented(Text(remark)) if remark else None,
+    ]
     if body.predictions is None or body.decisions is None or body.certificate is None:
         if body.infeasibility is not None:
             parts.append(infeasible_part(body.infeasibility))
-        parts.append(_next_infeasible(words))
+            if body.infeasibility.binding not in NOT_MEMORY:
+                parts.append(
+                    command_line(
+                        "See what a configuration needs", f"shardwright simulate {words} --checkpoint full"
+                    )
+                )
         return spaced(parts)
     parts += [
         headline(body.predictions, body.certificate),
@@ -30,10 +55,11 @@ def plan_page(plan: Plan, request: PlanRequest, *, saved_as: Path | None, words:
         memory_part(body.predictions),
         step_part(body.predictions),
         _reasons_part(body),
-        _alternatives_part(body),
+        alternatives_part(body),
+        why_not_part(body),
         sources_part(body.predictions),
         _search_line(plan),
-        _next(saved_as, words),
+        _next(saved_as, words, is_of_words),
     ]
     return spaced(parts)
 
@@ -46,6 +72,18 @@ def subject_line(name: str, request: PlanRequest) -> RenderableType:
         Text.assemble((name, "headline"), ("  ", "none"), (f"{quantity(request.model.num_parameters)}", "none")),
         Text(f"{where}; {workload_words(request.workload)}", style="quiet"),
     )
+
+
+def goal_line(request: PlanRequest) -> Text:
+    """What was minimised, within which limits that the request states."""
+    limits = request.limits
+    stated = [
+        "" if limits.memory_bytes is None else f"{size(limits.memory_bytes)} of memory",
+        "" if limits.step_time_ns is None else f"{duration(limits.step_time_ns)} per step",
+    ]
+    within = " and ".join(limit for limit in stated if limit)
+    what = "step time" if request.objective is Objective.STEP_TIME else "peak memory"
+    return Text(f"least {what}{f' within {within}' if within else ''}", style="quiet")
 
 
 def workload_words(workload: Workload) -> str:
@@ -109,48 +147,12 @@ def proof_line(certificate: Certificate) -> Text:
 
 def _reasons_part(body: PlanBody) -> RenderableType | None:
     reasons = body.reasons
-    if not reasons.binds and not reasons.notes:
+    worth = shadow_words(body)
+    if not reasons.binds and not reasons.notes and not worth:
         return None
     lines = [Text.assemble(("limited by  ", "quiet"), reasons.binds)] if reasons.binds else []
-    lines += [Text.assemble(("- ", "quiet"), note) for note in reasons.notes]
+    lines += [Text.assemble(("- ", "quiet"), note) for note in (*reasons.notes, *worth)]
     return Group(Text("Why", style="title"), *(indented(line) for line in lines))
-
-
-_WHY_NOT_FASTER = "faster ones are within the accepted gap (--gap), part of which makes the plan easier to read"
-
-
-def _alternatives_part(body: PlanBody) -> RenderableType | None:
-    if not body.reasons.alternatives or body.predictions is None:
-        return None
-    chosen, budget = body.predictions, body.predictions.budget.budget_bytes
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="quiet")
-    table.add_column("instead")
-    for heading in ("step", "", "peak GiB"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
-    for other in body.reasons.alternatives:
-        slower = other.step_time_ns is not None and other.step_time_ns > chosen.step_time_ns
-        over = other.reserved_bytes is not None and other.reserved_bytes > budget
-        verdict = "fits" if other.fits else "does not fit"
-        if over and other.reserved_bytes is not None:
-            verdict = f"{gib(other.reserved_bytes - budget)} too much"
-        table.add_row(
-            other.change,
-            "-" if other.step_time_ns is None else duration(other.step_time_ns),
-            Text(
-                "" if other.step_time_ns is None else change(chosen.step_time_ns, other.step_time_ns),
-                style="warning" if slower else "good" if other.fits else "quiet",
-            ),
-            "-" if other.reserved_bytes is None else gib(other.reserved_bytes),
-            Text(verdict, style="quiet" if other.fits else "error"),
-        )
-    parts: list[RenderableType] = [Text("Alternatives", style="title"), indented(table)]
-    if any(
-        other.fits and (other.step_time_ns or chosen.step_time_ns) < chosen.step_time_ns
-        for other in body.reasons.alternatives
-    ):
-        parts.append(indented(Text(_WHY_NOT_FASTER, style="quiet")))
-    return Group(*parts)
 
 
 def _search_line(plan: Plan) -> RenderableType:
@@ -166,19 +168,18 @@ def _search_line(plan: Plan) -> RenderableType:
     return Text(", ".join(words), style="quiet")
 
 
-def _next(saved_as: Path | None, words: str) -> RenderableType:
+def _next(saved_as: Path | None, words: str, is_of_words: bool) -> RenderableType:
     if saved_as is None:
-        return _command("Keep it", f"shardwright plan {words} -o plan.json")
+        return command_line("Keep it", f"shardwright plan {words} -o plan.json")
+    saved = Text.assemble(("Saved as ", "quiet"), str(saved_as))
+    if not is_of_words:
+        return saved
     return Group(
-        Text.assemble(("Saved as ", "quiet"), str(saved_as)),
-        _command("Check it anywhere", f"shardwright check {shlex.quote(str(saved_as))} {words}"),
+        saved, command_line("Check it anywhere", f"shardwright check {shlex.quote(str(saved_as))} {words}")
     )
 
 
-def _next_infeasible(words: str) -> RenderableType:
-    return _command("See what a configuration needs", f"shardwright simulate {words} --checkpoint full")
-
-
-def _command(what: str, command: str) -> Text:
+def command_line(what: str, command: str) -> Text:
+    """A command to go on with."""
     # Never broken into lines, so that it can be copied.
     return Text.assemble((f"{what}: ", "quiet"), (command, "command"), no_wrap=True, overflow="ignore")

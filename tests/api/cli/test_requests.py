@@ -3,11 +3,12 @@ from typing import get_args
 import pytest
 
 from api.cli.options import ImplementationChoice, OptimizerChoice, RequestOptions
-from api.cli.requests import parse_choice, parse_dtype, parse_size
+from api.cli.requests import parse_choice, parse_dtype, parse_duration, parse_size
 from planner.schema import (
     DType,
     InconsistentRequest,
     InvalidDocument,
+    Limits,
     Objective,
     OptimizerGroup,
     OptimizerName,
@@ -41,6 +42,20 @@ def test_sizes(text, value):
 def test_what_is_not_a_size_is_refused_with_an_example(text):
     with pytest.raises(InvalidDocument, match="70GiB"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("800ms", 800_000_000), ("1.2s", 1_200_000_000), ("1.5 us", 1500), ("7NS", 7), ("2min", 120_000_000_000)],
+)
+def test_times(text, value):
+    assert parse_duration(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "ms", "800", "1 fortnight", "-3ms", "1e9s"])
+def test_what_is_not_a_time_is_refused_with_an_example(text):
+    with pytest.raises(InvalidDocument, match=r"--step-time .* is not a time.*800ms"):
+        parse_duration(text)
 
 
 def test_fixed_choices_keep_their_type():
@@ -79,7 +94,8 @@ def test_every_option_reaches_the_request(files):
         torch_version="2.12",
         budget="70GiB",
         fix=["mesh.shard=8"],
-        objective="memory",
+        step_time="1.5s",
+        objective="peak-memory",
         gap=0.01,
         effort=5.0,
         time_limit=60.0,
@@ -89,7 +105,7 @@ def test_every_option_reaches_the_request(files):
     assert (workload.micro_batch, workload.torch_version) == (2, "2.12")
     assert (workload.precision.param_dtype, workload.precision.reduce_dtype) == (None, DType.BFLOAT16)
     assert workload.optimizer_groups == (OptimizerGroup(optimizer=OptimizerName.SGD, implementation="fused"),)
-    assert request.limits.memory_bytes == 70 * 2**30
+    assert request.limits == Limits(memory_bytes=70 * 2**30, step_time_ns=1_500_000_000)
     assert request.objective is Objective.PEAK_MEMORY
     assert (search.gap, search.deterministic_time, search.wall_clock_s, search.seed) == (0.01, 5.0, 60.0, 7)
     assert request.fixed[0].knob == "mesh.shard"
