@@ -21,7 +21,7 @@ from solver.schedule.tidy import tidy
 
 LOCAL_EVALUATIONS = 400
 """Evaluations of the local search around the best of a region that stays in question."""
-EFFORT_PER_STEP = 1e-5
+EFFORT_PER_STEP = 2e-5
 """Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
