@@ -12,8 +12,9 @@ from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
 
-from planner.schema import PlanRequest
+from planner.schema import InconsistentRequest, PlanRequest
 from planner.space.candidate import Setting
+from planner.space.fixed import NoValueLeft
 from planner.space.opened import Goal, NoCostOnHost, OpenCandidate, Region, regions
 from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
@@ -155,6 +156,8 @@ class _Search:
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
+    refusal: InconsistentRequest | None = None
+    """Why there are no regions that do not offload, or none that do."""
     is_counted: bool = False
     """All regions are known; before, nothing bounds the step."""
 
@@ -164,11 +167,13 @@ class _Search:
         try:
             self._open(offloads=False)
             if self.goal.aim is Aim.MEMORY:
-                self._open_offloads()
+                self._open(offloads=True)
             self._run()
             if self.best is None and self.goal.aim is Aim.MAKESPAN:
-                self._open_offloads()
+                self._open(offloads=True)
                 self._run()
+            if self.refusal and not self.num_regions:
+                raise self.refusal
         except KeyboardInterrupt:
             if self.best is None:
                 raise
@@ -190,14 +195,6 @@ class _Search:
             interrupted=self.interrupted,
         )
 
-    def _open_offloads(self) -> None:
-        """Where units can be offloaded at all."""
-        try:
-            self._open(offloads=True)
-        except NoCostOnHost:
-            if not self.num_regions:
-                raise
-
     def _run(self) -> None:
         while self.queue and not (self.struck or self.interrupted or (self.only_first and self.best)):
             self._step()
@@ -210,6 +207,12 @@ class _Search:
 
     def _open(self, *, offloads: bool) -> None:
         """All regions; the first that may fit gives a plan at once, before the others are even costed."""
+        try:
+            self._list(offloads=offloads)
+        except (NoValueLeft, NoCostOnHost) as refusal:
+            self.refusal = self.refusal or refusal
+
+    def _list(self, *, offloads: bool) -> None:
         first = len(self.nodes)
         for region in regions(self.request, self.goal, offloads=offloads):
             self.num_regions += 1
@@ -257,6 +260,8 @@ class _Search:
         elif node.stage == 1:
             self._report(f"improving {node.region.label}")
             self._improve(node)
+        elif self.spent >= limit.deterministic_time:
+            return
         else:
             self._report(f"proving {node.region.label}")
             self._prove(node)

@@ -147,14 +147,14 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     """
     meshes: dict[tuple[int, MeshPlan], Sharding] = {}
     openings: dict[tuple[int, MeshPlan, int, Offload], Opening] = {}
-    knobs: set[str] = set()
+    knobs: set[str] | None = None
     refusals: list[ShardwrightError] = []
     found = 0
     goal = goal or Goal.of(request)
     if goal.aim is Aim.MEMORY and goal.is_budgeted and request.limits.memory_bytes is None:
         request = _without_communicators(request)
     for candidate in candidates(request, offloads=offloads):
-        knobs |= knob_names(candidate)
+        knobs = (knobs or set()) | knob_names(candidate)
         place = (candidate.micro_batch, candidate.mesh)
         if place not in meshes:
             meshes[place] = Sharding(_with_micro_batch(request, candidate.micro_batch), candidate.mesh)
@@ -168,7 +168,8 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
             continue
         found += len(members)
         yield from members
-    refuse_unknown_knobs(request.fixed, knobs)
+    if knobs is not None:
+        refuse_unknown_knobs(request.fixed, knobs)
     if not found and refusals:
         raise refusals[0]
 
