@@ -47,15 +47,23 @@ NUM_LETTERS = 300
 
 
 @cache
-def description(model: str, param_dtype: DType | None) -> ModelDescription:
+def description(model: str, param_dtype: DType | None, output_dtype: DType | None = None) -> ModelDescription:
     """Description of a small model, made once for each element type."""
     parts = MODELS[model]
-    return describe(parts.build, name=model, micro_batch=2, sequence=parts.sequence, param_dtype=param_dtype)
+    return describe(
+        parts.build,
+        name=model,
+        micro_batch=2,
+        sequence=parts.sequence,
+        param_dtype=param_dtype,
+        output_dtype=output_dtype,
+    )
 
 
 def described(configuration: Configuration) -> ModelDescription:
     """The description that a configuration needs."""
-    return description(configuration.model, PRECISIONS[configuration.precision][0])
+    param_dtype, _, output_dtype = PRECISIONS[configuration.precision]
+    return description(configuration.model, param_dtype, output_dtype)
 
 
 def job(configuration: Configuration, record: str = "program") -> DryRunJob:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from planner.catalog.torch_versions import INTEGERS, KNOBS, RELEASES, supported, used_knobs
 from planner.schema import (
     LOSS_PATH,
+    OUTPUT_PATH,
     CallKind,
     Decisions,
     DType,
@@ -45,7 +46,7 @@ def _model(request: PlanRequest) -> None:
     model = request.model
     if model.states:
         raise UnsupportedField("model.states[0]", "leave further training states out")
-    if all(call.path == LOSS_PATH for call in model.calls):
+    if all(call.path in (OUTPUT_PATH, LOSS_PATH) for call in model.calls):
         raise InconsistentRequest("model.calls: nothing runs; describe the model with an input that it can run on")
     for key, kind in model.kinds.items():
         if kind.branches:
@@ -138,6 +139,12 @@ def _workload(request: PlanRequest) -> None:
         dtype = getattr(workload.precision, field)
         if dtype is not None and dtype not in COMPUTE_DTYPES:
             raise UnsupportedField(f"workload.precision.{field}", f"use 'bfloat16' or 'float32', not '{dtype}'")
+    planned, described = workload.precision.output_dtype, request.model.output_dtype
+    if planned != described:
+        raise InconsistentRequest(
+            f"workload.precision.output_dtype is {planned}, but the loss was described with model.output_dtype "
+            f"{described}; describe the model with output_dtype {planned}"
+        )
 
 
 def _torch_version(request: PlanRequest) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from planner.check.parts import PlannedCall, planned_calls
 from planner.schema.model import (
     LOSS_PATH,
+    OUTPUT_PATH,
     CallKind,
     KeptBy,
     Liveness,
@@ -38,7 +39,7 @@ class CheckpointedBlock:
     forward: tuple[Moment, ...]
     """Allocation points of the whole block in forward."""
     kept_bytes: int
-    """From the end of the forward to that of the recomputation, where it stands for the gradient of the output."""
+    """From the end of the forward to the recomputation."""
     held_bytes: int
     """Inputs that no part saves: the checkpoint holds them from the recomputation to the end of the backward."""
     shared_bytes: int
@@ -56,9 +57,11 @@ class Calls:
         self._offloaded = {item.module for item in decisions.activations if item.policy is ActivationPolicy.OFFLOAD}
         self.planned = planned_calls(self._model, decisions)
         indices = range(len(self.planned))
+        self.output_cast = [index for index in indices if self.planned[index].path == OUTPUT_PATH]
+        """The cast of what the root module returns, the last of its hooks."""
         self.loss = [index for index in indices if self.planned[index].path == LOSS_PATH]
         """Calls outside the root module."""
-        self.main = [index for index in indices if self.planned[index].path != LOSS_PATH]
+        self.main = [index for index in indices if index not in (*self.output_cast, *self.loss)]
         """Calls inside the root module."""
         self._first_parts = {call.origin: index for index, call in reversed(list(enumerate(self.planned)))}
         self._trainable = trainable_storages(self._model)

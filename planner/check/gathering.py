@@ -179,15 +179,17 @@ class Gathering:
         if gather.ranks > 1:
             self._machine.free(gather.pool, _GATHER, self._gathered_bytes)
 
-    def reshard(self, *, after_forward: bool) -> None:
-        """Free the whole parameters, after forward as the unit wants it.
+    def reshard(self, *, after_forward: bool, held_bytes: int = 0) -> None:
+        """Free the whole parameters, after forward as the unit wants it; `held_bytes` are alive meanwhile.
 
         FSDP2 keeps the data of a partial resharding that no gather has used, until the next one replaces it.
         """
         if after_forward and self._ranks_after_forward is None:
             return
         if after_forward and self._ranks_after_forward != self._comm.mesh.shard:
+            self._machine.allocate(Stream.COMPUTE, _TRANSIENTS, held_bytes)
             self._reshard_in_part(self._ranks_after_forward or 1)
+            self._machine.free(Stream.COMPUTE, _TRANSIENTS, held_bytes)
             return
         if self.is_whole:
             self._machine.free(Stream.COMPUTE, _UNSHARDED, self._gathered_bytes)

@@ -35,10 +35,10 @@ class Group:
         self.gathering.unshard()
         self.gathering.wait(is_forward=True)
 
-    def post_forward(self) -> None:
+    def post_forward(self, held_bytes: int) -> None:
         """After the last call of the pass; a recomputation neither reshards nor counts as a use."""
         if not self._comm.is_in_backward:
-            self.gathering.reshard(after_forward=True)
+            self.gathering.reshard(after_forward=True, held_bytes=held_bytes)
             self._forward_indices.append(len(self._comm.post_forward_order))
             self._comm.post_forward_order.append(self)
         self.state = TrainingState.IDLE

@@ -1,6 +1,6 @@
 """The hooks of a unit's modules: one `UnitHooks` stands for one `FSDPState` (torch 2.13)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from planner.check.comm import CommContext, TrainingState
 from planner.check.group import Group
@@ -42,13 +42,18 @@ class UnitHooks:
             self._comm.machine.wait_stream(Stream.COPY_IN, Stream.COMPUTE)
             self._comm.machine.wait_stream(Stream.GATHER, Stream.COMPUTE)
 
-    def post_forward(self) -> None:
-        """After the last call of a pass, in forward or in a recomputation."""
+    def post_forward(self, held_bytes: int = 0, cast_output: Callable[[], None] = lambda: None) -> None:
+        """After the last call of a pass, in forward or in a recomputation.
+
+        The caller of the module holds `held_bytes` until the hook is over. A local variable of FSDP2's method holds
+        the deferred buffer until the output of the root is cast.
+        """
         if self._state is TrainingState.PRE_BACKWARD:
             return
         if self.group:
-            self.group.post_forward()
+            self.group.post_forward(held_bytes)
         self._state = TrainingState.IDLE
+        cast_output()
         if self._comm.forward_root is self:
             self._comm.release_deferred()
             self._comm.forward_root = None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.check.parts import PlannedCall, is_at_or_below
-from planner.schema.model import LOSS_PATH, CallRole, ModelDescription
+from planner.schema.model import LOSS_PATH, OUTPUT_PATH, CallRole, ModelDescription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,9 @@ def module_runs(model: ModelDescription, calls: Sequence[PlannedCall], module: s
     the model that was replaced by its parts and holds it, and once at all when there is none.
     """
     inside = [
-        index for index, call in enumerate(calls) if call.path != LOSS_PATH and is_at_or_below(call.path, module)
+        index
+        for index, call in enumerate(calls)
+        if call.path not in (OUTPUT_PATH, LOSS_PATH) and is_at_or_below(call.path, module)
     ]
     if all(calls[i].path == module and model.kinds[calls[i].kind].role is not CallRole.GLUE for i in inside):
         return [Run(module=module, first_call=index, last_call=index) for index in inside]

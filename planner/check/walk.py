@@ -47,6 +47,9 @@ class Walk:
         self._away: list[int] = []
         self._fetched: dict[int, int] = {}
         self._flying_bytes = 0
+        self._handed_bytes = 0
+        """What a part that was recomputed hands to the next one."""
+        self._unsummed_bytes = 0
         self._blocks_kept: dict[int, int] = {}
         """Bytes that each checkpointed block keeps now, by its first part."""
         self._blocks_held: dict[int, int] = {}
@@ -59,6 +62,7 @@ class Walk:
         self.forward()
         self.backward()
         self.final_callback()
+        self._land()
         return self.machine.end_ns
 
     def forward(self) -> None:
@@ -69,10 +73,14 @@ class Walk:
                 hooks.pre_forward()
             self.run_forward(index)
             for hooks, _ in self._leaving.get(index, ()):
-                hooks.post_forward()
+                hooks.post_forward(self._held_at_return(index))
         self._let_go_of_offloaded()
-        self._root.post_forward()
+        self._root.post_forward(self._held_at_return(self.calls.main[-1]), self._cast_output)
         for index in self.calls.loss:
+            self.run_forward(index)
+
+    def _cast_output(self) -> None:
+        for index in self.calls.output_cast:
             self.run_forward(index)
 
     def run_forward(self, index: int) -> None:
@@ -92,6 +100,9 @@ class Walk:
             self.machine.allocate(Stream.COMPUTE, _ACTIVATIONS, self._blocks_kept[block.first])
         self._launch(self.calls.liveness(index).after_forward)
 
+    def _held_at_return(self, index: int) -> int:
+        return self.calls.at(self.calls.liveness(index).at_return)
+
     def _launch(self, size_bytes: Polynomial) -> None:
         """What one call hands to the next is alive in between."""
         self._flying_bytes = self.calls.at(size_bytes)
@@ -102,9 +113,10 @@ class Walk:
         self.machine.free(Stream.COMPUTE, MemoryCategory.TRANSIENTS, self._flying_bytes)
         self._flying_bytes = 0
 
-    def _run_call(self, index: int, duration_ns: int, kernels: int) -> None:
+    def _run_call(self, index: int, duration_ns: int, kernels: int, counted_bytes: int = 0) -> None:
         for moment in self.calls.liveness(index).forward:
-            self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: self.calls.at(moment.live_bytes)})
+            live_bytes = self.calls.at(moment.live_bytes) - counted_bytes
+            self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: max(0, live_bytes)})
         self._compute(duration_ns, kernels, host_waits=self.calls.host_waits(index))
 
     def _keep(self, index: int) -> None:
@@ -153,8 +165,9 @@ class Walk:
     def backward(self) -> None:
         """Backward up to the final callback."""
         self.comm.is_in_backward = True
-        for index in reversed(self.calls.loss):
+        for index in (*self.calls.loss, *self.calls.output_cast):
             self.run_backward(index)
+            self._add_input_gradients(index)
         for index in reversed(self.calls.main):
             kind = self.calls.kind(index)
             if kind.output_requires_grad:
@@ -165,12 +178,13 @@ class Walk:
             for hooks, _ in reversed(self._entering.get(index, ())):
                 if kind.input_requires_grad and kind.output_requires_grad:
                     hooks.post_backward()
+            self._add_input_gradients(index)
 
     def _hooked_on_output(self, index: int) -> list[UnitHooks]:
         """Units whose pre-backward hooks wait for the gradient of what the call returns, as they fire.
 
-        Hooks of one tensor fire as they were registered: inner units first, the root last. The cast to
-        `output_dtype` changes nothing: only the root has one, and it registers its hook before it casts.
+        Hooks of one tensor fire as they were registered: inner units first, the root last, whose hook is on what
+        it returns before the cast to `output_dtype`.
         """
         hooked = [hooks for hooks, _ in self._leaving.get(index, ())]
         return [*hooked, self._root] if index == self.calls.main[-1] else hooked
@@ -181,13 +195,11 @@ class Walk:
         if block is None or block.first not in self._blocks_kept:
             return
         if index == block.recomputed_to:
-            self.machine.free(Stream.COMPUTE, _ACTIVATIONS, block.shared_bytes)
-            self._blocks_kept[block.first] -= block.shared_bytes
+            self._drop_kept_of(block)
             self.machine.allocate(Stream.COMPUTE, _ACTIVATIONS, block.held_bytes)
             self._blocks_held[block.first] = block.held_bytes
             for part in range(block.first, index + 1):
                 self._recompute_part(part, block)
-            self._drop_kept_of(block)
         elif index == block.first:
             self._drop_kept_of(block)
 
@@ -195,17 +207,25 @@ class Walk:
         self.machine.free(Stream.COMPUTE, _ACTIVATIONS, self._blocks_kept.pop(block.first))
 
     def _recompute_part(self, index: int, block: CheckpointedBlock) -> None:
-        """Early stop cuts the last part short; hooks behind it would do nothing, its pre-backward being over."""
+        """Early stop cuts the last part short; hooks behind it would do nothing, its pre-backward being over.
+
+        What is alive in the forward of a part, and after it, has the inputs that the checkpoint holds among it.
+        """
         name, is_last = self.calls.kind_name(index), index == block.recomputed_to
         for hooks, run in self._entering.get(index, ()):
             if is_inside(run.entered.module, block.path):
                 hooks.pre_forward()
+        self.machine.free(Stream.COMPUTE, MemoryCategory.TRANSIENTS, self._handed_bytes)
         self._run_call(
             index,
             self.costs.recompute_ns(name) if is_last else self.costs.forward_ns(name),
             self.costs.recompute_kernels(name) if is_last else self.costs.forward_kernels(name),
+            counted_bytes=block.held_bytes,
         )
         self._keep(index)
+        after = self.calls.at(self.calls.liveness(index).after_forward) - block.held_bytes
+        self._handed_bytes = 0 if is_last else max(0, after)
+        self.machine.allocate(Stream.COMPUTE, MemoryCategory.TRANSIENTS, self._handed_bytes)
         for hooks, run in self._leaving.get(index, ()):
             if is_inside(run.left.module, block.path):
                 hooks.post_forward()
@@ -237,6 +257,8 @@ class Walk:
             )
         made = self._contributions(index, gradients)
         self._launch(calls.liveness(index).after_backward)
+        self._unsummed_bytes = calls.at(calls.liveness(index).before_sums)
+        machine.allocate(Stream.COMPUTE, MemoryCategory.TRANSIENTS, self._unsummed_bytes)
         added_bytes = sum(group.gradients.added_bytes(items) for group, items in made.items())
         adding_ns = self.costs.copy_ns(2 * added_bytes, added_bytes) if added_bytes else 0
         self._compute(self.costs.backward_ns(name) + adding_ns, self.costs.backward_kernels(name))
@@ -244,6 +266,14 @@ class Walk:
             for item in items:
                 group.gradients.make(item)
         machine.free(Stream.COMPUTE, _ACTIVATIONS, self._blocks_held.pop(index, 0))
+
+    def _add_input_gradients(self, index: int) -> None:
+        """After the post-backwards at a call: sums of gradients that several calls give one tensor."""
+        self.machine.free(Stream.COMPUTE, MemoryCategory.TRANSIENTS, self._unsummed_bytes)
+        self._unsummed_bytes = 0
+        if self.calls.kind(index).output_requires_grad:
+            for size_bytes in self.calls.liveness(index).in_sums:
+                self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: self.calls.at(size_bytes)})
 
     def _contributions(self, index: int, names: Sequence[str | None]) -> dict[Group, list[Contribution]]:
         """Gradients that a call makes, each storage once, by group."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.program.parts import ExpandedBlock
-from planner.schema import LOSS_PATH, CallRole, InconsistentRequest, ModelDescription, Parameter
+from planner.schema import LOSS_PATH, OUTPUT_PATH, CallRole, InconsistentRequest, ModelDescription, Parameter
 
 ROOT = 0
 """Index of the root unit: units are numbered in registration order, the root first."""
@@ -54,8 +54,17 @@ class Partition:
     @property
     def loss_call(self) -> int | None:
         """Index of the loss call, which runs after the root's forward."""
-        last = len(self.model.calls) - 1
-        return last if last >= 0 and self.model.calls[last].path == LOSS_PATH else None
+        return self._index_of(LOSS_PATH)
+
+    @property
+    def output_cast(self) -> int | None:
+        """Index of the cast of the root's output, the last thing that its forward hooks do."""
+        return self._index_of(OUTPUT_PATH)
+
+    def _index_of(self, path: str) -> int | None:
+        """Of the last two calls the one with this path."""
+        last = range(len(self.model.calls))[-2:]
+        return next((index for index in last if self.model.calls[index].path == path), None)
 
     @property
     def passes_by_end(self) -> tuple[Pass, ...]:

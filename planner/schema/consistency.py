@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from planner.schema.polynomial import Polynomial
 
 
+_OUTPUT_PATH = "(output)"
 _LOSS_PATH = "(loss)"
 _RELATIVE_TOLERANCE = 1e-9
 _ABSOLUTE_TOLERANCE = 1e-6
@@ -28,6 +29,8 @@ def require_references(model: "ModelDescription") -> None:
             raise ValueError(f"calls[{index}].kind: no kind {call.kind!r}")
         if call.path == _LOSS_PATH and index + 1 < len(model.calls):
             raise ValueError(f"calls[{index}].path: the loss must be the last call, once")
+        if call.path == _OUTPUT_PATH and any(later.path != _LOSS_PATH for later in model.calls[index + 1 :]):
+            raise ValueError(f"calls[{index}].path: nothing but the loss may follow the cast of the output")
     for index, tensor in enumerate(model.shared):
         if not tensor.first_call <= tensor.last_call < len(model.calls):
             raise ValueError(f"shared[{index}]: calls {tensor.first_call}..{tensor.last_call} do not exist")
@@ -112,8 +115,9 @@ def require_sound_parts(model: "ModelDescription") -> None:
             place = f"kinds.{name}.parts[{index}]"
             if part.kind not in model.kinds:
                 raise ValueError(f"{place}.kind: no kind {part.kind!r}")
-            if part.path == _LOSS_PATH:
-                raise ValueError(f"{place}.path: the loss is a call of the model, not a part of another call")
+            if part.path in (_OUTPUT_PATH, _LOSS_PATH):
+                what = part.path.strip("()")
+                raise ValueError(f"{place}.path: the {what} is a call of the model, not a part of another call")
             if not part.path and model.kinds[part.kind].parts:
                 raise ValueError(f"{place}.kind: the code of a call between its children has no parts of its own")
     for name in model.kinds:
@@ -197,7 +201,7 @@ def _summed(totals: Iterable[_Totals]) -> _Totals:
     return result
 
 
-def require_sound_ties(parameters: "list[tuple[str, Parameter]]") -> None:
+def require_sound_ties(parameters: "Iterable[tuple[str, Parameter]]") -> None:
     """Full names are unique, and each tie leads to an earlier parameter of the same kind.
 
     Raises:

@@ -143,10 +143,18 @@ class Liveness(Part):
     """Moments of the forward pass that can be the peak (dominated ones are left out)."""
     backward: tuple[Moment, ...] = ()
     """Moments of the backward pass, recomputation included."""
+    at_return: Polynomial = Polynomial()
+    """Bytes alive beyond `after_forward` when this call returns: inputs that only its caller holds. Where a unit's
+    pass ends with this call, its post-forward runs then."""
     after_forward: Polynomial = Polynomial()
     """Bytes alive between this call's forward and the next one's, beyond what is kept: its output."""
     after_backward: Polynomial = Polynomial()
     """Bytes alive between this call's backward and that of the call before it: gradients of its inputs."""
+    before_sums: Polynomial = Polynomial()
+    """Bytes alive beyond `after_backward` until autograd adds the gradients of this call's inputs to those that
+    later calls gave the same tensors. Post-backward of a unit whose pass begins with this call comes before."""
+    in_sums: tuple[Polynomial, ...] = ()
+    """Bytes alive beyond `after_backward` at moments of these additions (dominated ones are left out)."""
 
     def kept_bytes(self, micro_batch: int, sequence: int) -> int:
         """Bytes kept from forward to backward."""
@@ -214,12 +222,17 @@ class CallKind(Part):
 
 
 class Call(Part):
-    """One step of the forward: module `path` does what `kind` says. The loss has the path `(loss)`."""
+    """One step of the forward: module `path` does what `kind` says.
+
+    After those of the modules come the cast of the model's output to `output_dtype`, path `(output)`, and the loss,
+    path `(loss)`, each at most once.
+    """
 
     path: Annotated[str, Field(max_length=500)]
     kind: Name
 
 
+OUTPUT_PATH = "(output)"
 LOSS_PATH = "(loss)"
 
 
@@ -306,6 +319,8 @@ class ModelDescription(Document):
     """Hash of `path:ClassName` lines of all modules, without checkpoint and compile prefixes."""
     param_dtype: DType = DType.BFLOAT16
     """Element type that the trace ran in."""
+    output_dtype: DType | None = None
+    """Element type that the floating outputs of the model were cast to before the loss; None: no cast."""
     points: tuple[TracePoint, ...] = ()
     states: tuple[TrainingState, ...] = ()
     torch_version: str = ""
@@ -318,13 +333,17 @@ class ModelDescription(Document):
         require_sound_parts(self)
         return self
 
-    def iter_parameters(self) -> list[tuple[str, Parameter]]:
+    def iter_parameters(self) -> tuple[tuple[str, Parameter], ...]:
         """All `(full name, parameter)`, ties included, in registration order."""
-        return [
+        return self._named_parameters
+
+    @cached_property
+    def _named_parameters(self) -> tuple[tuple[str, Parameter], ...]:
+        return tuple(
             (f"{module.path}.{parameter.name}" if module.path else parameter.name, parameter)
             for module in self.modules
             for parameter in self.parameter_sets[module.parameters]
-        ]
+        )
 
     @cached_property
     def num_parameters(self) -> int:

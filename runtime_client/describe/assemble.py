@@ -61,7 +61,7 @@ def wished_name(path: str, role: CallRole) -> str:
     """Readable name of what a frontier module does or holds."""
     if role in (CallRole.BLOCK, CallRole.LOSS):
         return str(role)
-    return path.rpartition(".")[2] or "model"
+    return path.rpartition(".")[2].strip("()") or "model"
 
 
 def _names(called: Sequence[tuple[str, CallKind]]) -> dict[CallKind, str]:

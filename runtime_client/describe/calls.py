@@ -84,7 +84,11 @@ class CallTrace:
         boundary_bytes: bytes of its tensor inputs and outputs.
         passage: what can stand for it where its trace is known.
         num_allocated: storages that its forward has made.
-        live_after_forward, live_after_backward: activation-like bytes alive when the next call's begins.
+        live_at_return: activation-like bytes alive when its forward ends, while the caller still holds its inputs.
+        live_after_forward, live_after_backward: those alive when the next call's begins.
+        live_before_sums: those alive in backward when the gradients of its inputs are there; None where no join
+            tells (`join`).
+        live_in_sums: those alive when autograd, after that, adds them to gradients that other calls gave.
         turns: for each container that it runs in, how often that had started.
     """
 
@@ -104,8 +108,11 @@ class CallTrace:
     boundary_bytes: int = 0
     passage: Passage | None = None
     num_allocated: int = 0
+    live_at_return: int = 0
     live_after_forward: int = 0
     live_after_backward: int = 0
+    live_before_sums: int | None = None
+    live_in_sums: list[int] = field(default_factory=list)
     turns: dict[str, int] = field(default_factory=dict)
 
     @property

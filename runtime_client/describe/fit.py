@@ -135,7 +135,12 @@ def without_dominated(kind: CallKind) -> CallKind:
 
 
 def _pruned(liveness: Liveness) -> Liveness:
-    return liveness.model_copy(update={"forward": _peaks(liveness.forward), "backward": _peaks(liveness.backward)})
+    update = {
+        "forward": _peaks(liveness.forward),
+        "backward": _peaks(liveness.backward),
+        "in_sums": _maxima(liveness.in_sums),
+    }
+    return liveness.model_copy(update=update)
 
 
 def _peaks(moments: tuple[Moment, ...]) -> tuple[Moment, ...]:
@@ -149,9 +154,21 @@ def _peaks(moments: tuple[Moment, ...]) -> tuple[Moment, ...]:
 
 
 def _is_below(one: Moment, other: Moment) -> bool:
-    return one.num_gradients <= other.num_gradients and all(
-        getattr(one.live_bytes, term) <= getattr(other.live_bytes, term) for term in TERMS
-    )
+    return one.num_gradients <= other.num_gradients and _is_nowhere_above(one.live_bytes, other.live_bytes)
+
+
+def _maxima(sizes: tuple[Polynomial, ...]) -> tuple[Polynomial, ...]:
+    """Those that neither another one nor 0 is never below; of equal ones the first."""
+    kept: list[Polynomial] = []
+    for size in sizes:
+        if not any(_is_nowhere_above(size, other) for other in (Polynomial(), *kept)):
+            kept = [other for other in kept if not _is_nowhere_above(other, size)]
+            kept.append(size)
+    return tuple(kept)
+
+
+def _is_nowhere_above(one: Polynomial, other: Polynomial) -> bool:
+    return all(getattr(one, term) <= getattr(other, term) for term in TERMS)
 
 
 def _different(module: str, quantity: str) -> DifferentTraces:

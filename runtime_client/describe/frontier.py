@@ -1,7 +1,7 @@
 """The frontier: which modules are calls, which of them are blocks, and which only contain others."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -35,6 +35,12 @@ def find_frontier(root: nn.Module) -> tuple[FrontierModule, ...]:
     built-in layers); its children are the blocks. A module without such a list below is a call of its own.
     """
     return tuple(_descend("", root))
+
+
+def with_parameters(frontier: Iterable[FrontierModule]) -> frozenset[nn.Module]:
+    """Modules with parameters, containers left out."""
+    modules = {item.module for item in frontier if not item.is_container}
+    return frozenset(module for module in modules if any(True for _ in module.parameters()))
 
 
 def _descend(path: str, module: nn.Module) -> Iterator[FrontierModule]:

@@ -11,7 +11,7 @@ from runtime_client.describe.assemble import assemble, require_equal_ops, wished
 from runtime_client.describe.errors import DifferentTraces, NotPolynomial
 from runtime_client.describe.example import TrainingExample
 from runtime_client.describe.fit import PointSet, fixed_batch_points, general_points
-from runtime_client.describe.frontier import find_frontier
+from runtime_client.describe.frontier import find_frontier, with_parameters
 from runtime_client.describe.kernels import ZeroScalars
 from runtime_client.describe.parts import trace_parts
 from runtime_client.describe.point import PointTrace, refuse_absurd_activations, trace_point
@@ -35,6 +35,7 @@ def describe(
     micro_batch: int,
     sequence: int,
     param_dtype: DType | None = DType.BFLOAT16,
+    output_dtype: DType | None = None,
 ) -> ModelDescription:
     """Describe a model without allocating it.
 
@@ -45,6 +46,7 @@ def describe(
         sequence: tokens per sequence, likewise; no longer sequence is traced.
         param_dtype: element type of parameters and floating inputs in forward and backward, as in
             `MixedPrecisionPolicy`; None keeps the storage types.
+        output_dtype: element type of the floating tensors that the loss gets from the model, likewise.
 
     Raises:
         NotDescribable: the model does what no description can hold; the message names the module and a remedy.
@@ -64,7 +66,9 @@ def describe(
             example=example,
             frontier=frontier,
             param_dtype=param_dtype,
+            output_dtype=output_dtype,
             paths={module: path for path, module in example.model.named_modules()},
+            joined=with_parameters(frontier),
         )
         point_set, traces, skippable = _trace_near(subject, micro_batch, sequence, registered)
         parts = trace_parts(subject, traces, point_set, skippable)
@@ -80,6 +84,7 @@ def describe(
         inputs_bytes=body.inputs_bytes,
         tree_sha256=tree,
         param_dtype=param_dtype or DType.FLOAT32,
+        output_dtype=output_dtype,
         points=point_set.points,
         torch_version=torch.__version__.partition("+")[0],
     )

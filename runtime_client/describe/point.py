@@ -179,12 +179,21 @@ def liveness_of(call: CallTrace, ledger: Ledger) -> Liveness:
     kept = before + sum(storage.size_bytes for storage in saved)
     if call.index + 1 < len(ledger.kept_before):
         kept = max(kept, ledger.kept_before[call.index + 1])  # shared storages that the call is the first to keep
+    after_forward = max(0, call.live_after_forward - kept)
+    after_backward = max(0, call.live_after_backward - before)
+
+    def beyond(live_bytes: int) -> Polynomial:
+        return constant(max(0, live_bytes - before - after_backward))
+
     return Liveness(
         saved=tuple(_saved_tensor(storage, call) for storage in saved),
         forward=tuple(_moment(moment, call, before) for moment in call.forward),
         backward=tuple(_moment(moment, call, before) for moment in call.backward),
-        after_forward=constant(max(0, call.live_after_forward - kept)),
-        after_backward=constant(max(0, call.live_after_backward - before)),
+        at_return=constant(max(0, call.live_at_return - kept - after_forward)),
+        after_forward=constant(after_forward),
+        after_backward=constant(after_backward),
+        before_sums=beyond(call.live_before_sums or 0),
+        in_sums=tuple(map(beyond, call.live_in_sums)),
     )
 
 

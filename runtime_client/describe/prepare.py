@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.utils import _apply_to_tensors
 from torch.utils._pytree import tree_map_only
 
 from planner.schema.base import DType
@@ -105,6 +107,12 @@ def cast_inputs(inputs: Inputs, param_dtype: DType | None) -> Inputs:
         torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, inputs
     )
     return cast
+
+
+def cast_output(output: Any, dtype: DType) -> Any:  # noqa: ANN401 - whatever the model returns
+    """Floating tensors of what a model returns in `dtype`, as FSDP2 finds them."""
+    wanted: torch.dtype = getattr(torch, dtype)
+    return _apply_to_tensors(lambda tensor: tensor.to(wanted) if tensor.is_floating_point() else tensor, output)
 
 
 def _owner(name: str, paths: set[str]) -> str:

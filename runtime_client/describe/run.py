@@ -20,7 +20,7 @@ from runtime_client.describe.example import Inputs, TrainingExample, input_tenso
 from runtime_client.describe.frontier import FrontierModule
 from runtime_client.describe.kernels import AcceleratorKernels, WideStatistics, eager_masks
 from runtime_client.describe.passing import Passage
-from runtime_client.describe.prepare import cast_inputs, distinct_bytes
+from runtime_client.describe.prepare import cast_inputs, cast_output, distinct_bytes
 from runtime_client.describe.storages import Storage, Storages
 from runtime_client.describe.tracer import Tracer
 from runtime_client.describe.walk import ModuleWalk
@@ -34,9 +34,12 @@ class Subject:
     example: TrainingExample
     frontier: tuple[FrontierModule, ...]
     param_dtype: DType | None
+    output_dtype: DType | None = None
     paths: dict[nn.Module, str] = field(default_factory=dict)
     passages: dict[str, Passage] = field(default_factory=dict)
     """What can stand for a call, by path; learnt in the first run that makes it."""
+    joined: frozenset[nn.Module] = frozenset()
+    """Modules whose inputs are joined as FSDP2 joins those of a unit: calls of the model with parameters."""
 
     @property
     def blocks(self) -> tuple[FrontierModule, ...]:
@@ -87,7 +90,7 @@ def run(
         stack.enter_context(_passing(subject, skipped))
         kept = saved_ops or {}
         shells = stack.enter_context(_shells(subject, skipped, kept)) if checkpointed else {}
-        return _traced(subject, inputs, shells, kept)
+        return _traced(subject, inputs, shells, kept, skipped)
 
 
 def _traced(
@@ -95,12 +98,14 @@ def _traced(
     inputs: Inputs,
     shells: dict[nn.Module, FrontierModule],
     saved_ops: Mapping[str, frozenset[str]],
+    skipped: frozenset[str],
 ) -> RunTrace:
     model = subject.example.model
     storages = Storages([*model.parameters(), *model.buffers(), *input_tensors(inputs)])
     in_shells = {item.module for item in shells.values()}
     frontier = {item.module: item for item in reversed(subject.frontier) if item.module not in in_shells}
-    walk = ModuleWalk(subject.paths, frontier, shells, storages)
+    joined = {module for module in subject.joined if subject.paths[module] not in skipped}
+    walk = ModuleWalk(subject.paths, frontier, shells, joined, storages)
     tracer = Tracer(walk, storages, saved_ops)
     kernels = AcceleratorKernels()
     gradients = tracer.gradients_of(_named_parameters(subject))
@@ -128,7 +133,7 @@ def _hand_down(calls: list[CallTrace]) -> None:
 def _forward_and_backward(subject: Subject, inputs: Inputs, tracer: Tracer, kernels: AcceleratorKernels) -> None:
     with saved_tensors_hooks(tracer.pack, lambda tensor: tensor):
         with kernels:
-            output = _forward(subject, inputs)
+            output = _forward(subject, inputs, tracer)
             tracer.begin_loss()
             loss = subject.example.loss(output, *inputs)
         del output
@@ -138,10 +143,14 @@ def _forward_and_backward(subject: Subject, inputs: Inputs, tracer: Tracer, kern
     loss.backward()  # type: ignore[no-untyped-call]
 
 
-def _forward(subject: Subject, inputs: Inputs) -> Any:  # noqa: ANN401 - whatever the model returns
+def _forward(subject: Subject, inputs: Inputs, tracer: Tracer) -> Any:  # noqa: ANN401 - whatever the model returns
     """Forward as FSDP2 runs it: cast inputs are held until it returns, and later only where autograd saved them."""
     args, kwargs = cast_inputs(inputs, subject.param_dtype)
-    return subject.example.model(*args, **kwargs)
+    output = subject.example.model(*args, **kwargs)
+    if subject.output_dtype is None:
+        return output
+    tracer.begin_output_cast()
+    return cast_output(output, subject.output_dtype)
 
 
 def _named_parameters(subject: Subject) -> dict[str, nn.Parameter]:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.schema.base import DType
-from planner.schema.model import LOSS_PATH, CallRole, RegionKind
+from planner.schema.model import LOSS_PATH, OUTPUT_PATH, CallRole, RegionKind
 from runtime_client.describe.calls import CallTrace, MomentTrace, OpUse, Pass
 from runtime_client.describe.errors import DataDependent, DifferentTraces
 from runtime_client.describe.ops import UNBOOKED, OpFacts, facts_of, moved_bytes, tensors_in
@@ -44,6 +44,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.walk = walk
+        walk.when_joined = self._note_joined
         self.kept: list[Storage] = []
         """Storages alive when backward begins."""
         self._storages = storages
@@ -53,6 +54,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._place: tuple[CallTrace, int] | None = None
         self._num_recomputed: dict[int, int] = {}
         self._in_backward_of: CallTrace | None = None
+
+    def begin_output_cast(self) -> None:
+        """The modules of the model are done, and FSDP2 casts what the root returns."""
+        self.walk.begin(OUTPUT_PATH, CallRole.GLUE)
 
     def begin_loss(self) -> None:
         """The forward of the model is over, its loss begins."""
@@ -105,7 +110,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         facts = facts_of(op)
-        if self._is_bookkeeping_of_shell():
+        if self._is_bookkeeping():
             return self._run_unbooked(op, args, kwargs)
         step, call, region = self._locate(facts)
         if step is not Pass.FORWARD:
@@ -130,9 +135,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if before is not None and before is not call:
             before.live_after_backward = self._storages.live_bytes
 
-    def _is_bookkeeping_of_shell(self) -> bool:
+    def _note_joined(self) -> None:
+        assert self._place is not None
+        call, _ = self._place
+        if call.live_before_sums is None:
+            call.live_before_sums = self._storages.live_bytes
+
+    def _is_bookkeeping(self) -> bool:
+        """Of a checkpoint wrapper, or of what stands for FSDP2."""
         top = self.walk.top
-        return top is not None and top.is_shell
+        return self.walk.is_joining or (top is not None and top.is_shell)
 
     def _run_unbooked(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         out = op(*args, **kwargs)
@@ -217,9 +229,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages.add(tensor, (call.index, number), facts.name)
         if len(self._storages.all) == before:
             return False
-        moment = MomentTrace(
-            region=region, live_bytes=self._storages.live_bytes, num_gradients=len(call.gradient_order)
-        )
+        live_bytes = self._storages.live_bytes
+        if step is not Pass.FORWARD and call.live_before_sums is not None:
+            call.live_in_sums.append(live_bytes)
+            return True
+        moment = MomentTrace(region=region, live_bytes=live_bytes, num_gradients=len(call.gradient_order))
         (call.forward if step is Pass.FORWARD else call.backward).append(moment)
         return True
 

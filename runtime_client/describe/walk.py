@@ -5,7 +5,7 @@ starts and ends the call; the block inside runs once in forward and, by the same
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from planner.schema.model import CallRole
 from runtime_client.describe.calls import CallTrace
 from runtime_client.describe.errors import RepeatedModule
 from runtime_client.describe.frontier import FrontierModule
+from runtime_client.describe.join import join_inputs
 from runtime_client.describe.passing import find_passage
 from runtime_client.describe.storages import Storages
 
@@ -42,6 +43,7 @@ class ModuleWalk:
         paths: Mapping[nn.Module, str],
         frontier: Mapping[nn.Module, FrontierModule],
         shells: Mapping[nn.Module, FrontierModule],
+        joined: Set[nn.Module],
         storages: Storages,
     ) -> None:
         """Start before the forward.
@@ -50,14 +52,19 @@ class ModuleWalk:
             paths: path of each module of the model.
             frontier: frontier modules that are not in a shell.
             shells: for each checkpoint wrapper the block inside.
+            joined: frontier modules whose inputs FSDP2 would join.
             storages: where shells note the inputs that they hold.
         """
         self.calls: list[CallTrace] = []
         self.recomputing: CallTrace | None = None
         self.in_backward = False
+        self.when_joined: Callable[[], None] = lambda: None
+        """Called in backward when the gradients of a joined module's inputs are there."""
+        self.is_joining = False
         self._paths = paths
         self._frontier = {**frontier, **shells}
         self._shells = shells
+        self._joined = joined
         self._blocks_in_shells = {item.module: item for item in shells.values()}
         self._storages = storages
         self._stack: list[Frame] = []
@@ -101,7 +108,7 @@ class ModuleWalk:
         return self.top.path if self.top is not None else ""
 
     def begin(self, path: str, role: CallRole) -> CallTrace:
-        """Open a call that no module stands for (the loss)."""
+        """Open a call that no module stands for (the cast of the output, the loss)."""
         call = self._open(path, role)
         call.input_requires_grad = call.output_requires_grad = True
         return call
@@ -109,18 +116,22 @@ class ModuleWalk:
     def end(self) -> None:
         """The call that runs now is over."""
         if self._current is not None:
-            self._current.live_after_forward = self._storages.live_bytes
+            self._current.live_at_return = self._current.live_after_forward = self._storages.live_bytes
         self._current = None
 
     def _open(self, path: str, role: CallRole) -> CallTrace:
         self.end()
+        if self.calls:
+            self.calls[-1].live_after_forward = self._storages.live_bytes
         turns = {container: self._num_turns[container] for container in self._containers}
         call = CallTrace(index=len(self.calls), path=path, role=role, turns=turns)
         self.calls.append(call)
         self._current = call
         return call
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         opened = None
         try:
             if self.in_backward:
@@ -129,6 +140,13 @@ class ModuleWalk:
                 opened = self._open_for(module, args, kwargs)
         finally:
             self._stack.append(self._frame(module, opened))
+        if opened is None or opened.module not in self._joined:
+            return args, kwargs
+        self.is_joining = True
+        try:
+            return join_inputs(args, kwargs, self.when_joined)
+        finally:
+            self.is_joining = False
 
     def _frame(self, module: nn.Module, opened: FrontierModule | None) -> Frame:
         is_shell = module in self._shells

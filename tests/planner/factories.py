@@ -67,6 +67,9 @@ class CallSpec:
     full_saved: int | None = None
     """Bytes kept under full checkpointing; None when the call cannot be checkpointed."""
     full_backward_live: Sequence[tuple[int, int]] = ()
+    after_backward: int = 0
+    before_sums: int = 0
+    in_sums: Sequence[int] = ()
     kernels: tuple[int, int, int] = (1, 1, 1)
     """Kernels of forward, backward and recomputation."""
     flops: int = 0
@@ -100,7 +103,14 @@ def call_kind(spec: CallSpec, role: CallRole = CallRole.OTHER) -> CallKind:
     return CallKind(
         role=role,
         regions=(region,),
-        none=Liveness(saved=_saved(spec.saved), forward=forward, backward=_backward(spec.backward_live)),
+        none=Liveness(
+            saved=_saved(spec.saved),
+            forward=forward,
+            backward=_backward(spec.backward_live),
+            after_backward=Polynomial(one=spec.after_backward),
+            before_sums=Polynomial(one=spec.before_sums),
+            in_sums=tuple(Polynomial(one=size) for size in spec.in_sums),
+        ),
         full=full,
         gradient_order=names if spec.requires_grad else (),
         input_requires_grad=spec.input_requires_grad,

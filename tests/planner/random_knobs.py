@@ -4,9 +4,13 @@ import random
 from typing import Any
 
 from planner.schema import (
+    LOSS_PATH,
+    OUTPUT_PATH,
     ActivationPlan,
     ActivationPolicy,
+    Call,
     CallKind,
+    CallRole,
     Decisions,
     DeviceSheet,
     DType,
@@ -27,6 +31,7 @@ from planner.schema import (
     Work,
 )
 from tests.planner.check.nested import Block, Knobs, nested_decisions, nested_model, nested_request
+from tests.planner.factories import CallSpec, call_kind
 from tests.planner.random_requests import PRECISIONS, random_decisions, random_request
 
 SAVED_OPS = (("aten.mm.default",), ("aten._scaled_dot_product_attention.default", "aten.mm.default"))
@@ -74,6 +79,12 @@ def random_nested_case(seed: int) -> tuple[PlanRequest, Decisions]:
         end=rng.choice(("", "glue", "tail")),
     )
     model = nested_model(rng.randint(1, 3), block=block, repeats=rng.choice((1, 1, 1, 2)))
+    sizes = random.Random(seed + 1)
+    kinds = {name: _with_flight(kind, sizes) for name, kind in model.kinds.items()}
+    model = model.model_copy(update={"kinds": kinds})
+    if rng.random() < 0.5:
+        kinds = {name: _with_flight(kind, rng) for name, kind in model.kinds.items()}
+        model = model.model_copy(update={"kinds": kinds})
     request = _with_host_link(
         nested_request(
             model,
@@ -123,7 +134,7 @@ def _with_host_link(request: PlanRequest) -> PlanRequest:
 
 
 def _richer(model: ModelDescription, rng: random.Random, *, repeats: bool) -> ModelDescription:
-    """The model with selective checkpointing, a parameter that no call uses, perhaps a block that runs twice."""
+    """The model with selective checkpointing, a parameter that no call uses, a cast, a block that runs twice."""
     kinds = {name: _with_flight(kind, rng) for name, kind in model.kinds.items()}
     kinds["block"] = _with_selective(kinds["block"], rng)
     sets = dict(model.parameter_sets)
@@ -131,6 +142,11 @@ def _richer(model: ModelDescription, rng: random.Random, *, repeats: bool) -> Mo
         dtype = sets["block"][0].dtype
         sets["block"] = (*sets["block"], Parameter(name="unused", shape=(rng.choice((4, 8)), 8), dtype=dtype))
     calls = list(model.calls)
+    if calls[-1].path == LOSS_PATH and rng.random() < 0.5:
+        live = rng.randint(0, 900)
+        spec = CallSpec(forward_live=(live,), backward_live=((live, 0),), kernels=(rng.randint(0, 2), 1, 0))
+        kinds["output"] = _with_flight(call_kind(spec, CallRole.GLUE), rng)
+        calls.insert(-1, Call(path=OUTPUT_PATH, kind="output"))
     shared = tuple(
         tensor.model_copy(update={"kept_by": rng.choice(list(KeptBy))}) if rng.random() < 0.5 else tensor
         for tensor in model.shared
@@ -148,8 +164,10 @@ def _with_flight(kind: CallKind, rng: random.Random) -> CallKind:
     """Something is alive between one call and the next."""
 
     def flown(liveness: Liveness) -> Liveness:
-        sizes = {name: Polynomial(one=rng.randint(0, 200)) for name in ("after_forward", "after_backward")}
-        return liveness.model_copy(update=sizes)
+        names = ("at_return", "after_forward", "after_backward", "before_sums")
+        sizes = {name: Polynomial(one=rng.randint(0, 200)) for name in names}
+        in_sums = tuple(Polynomial(one=rng.randint(0, 400)) for _ in range(rng.randint(0, 2)))
+        return liveness.model_copy(update=sizes | {"in_sums": in_sums})
 
     full = None if kind.full is None else flown(kind.full)
     return kind.model_copy(update={"none": flown(kind.none), "full": full})

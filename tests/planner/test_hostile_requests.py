@@ -140,6 +140,16 @@ REFUSED = {
         "no parameters",
     ),
     "a loss before the end": ([("model.calls", CALLS[::-1])], "invalid_document", "the loss must be the last call"),
+    "a cast amid the calls": (
+        [("model.calls.0.path", "(output)")],
+        "invalid_document",
+        "calls[0].path: nothing but the loss may follow the cast of the output",
+    ),
+    "another type of outputs than described": (
+        [("workload.precision.output_dtype", "float32")],
+        "inconsistent_request",
+        "workload.precision.output_dtype is float32, but the loss was described with model.output_dtype None",
+    ),
     "a gradient of nothing": (
         [("model.kinds.block.gradient_order", ["w7"])],
         "invalid_document",

@@ -43,7 +43,9 @@ def describe_model() -> ModelDescription:
     def build() -> TrainingExample:
         return TrainingExample(model=build_model(), inputs=token_inputs)
 
-    return describe(build, name="small llama", micro_batch=MICRO_BATCH, sequence=SEQUENCE)
+    return describe(
+        build, name="small llama", micro_batch=MICRO_BATCH, sequence=SEQUENCE, output_dtype=DType.FLOAT32
+    )
 
 
 def request_for(

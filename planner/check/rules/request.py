@@ -21,12 +21,16 @@ def size_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
             f"micro-batch {decisions.micro_batch} x {decisions.num_micro_batches} micro-batches x {ranks} ranks is "
             f"{total} sequences, but the global batch is {workload.global_batch}"
         )
-    if decisions.micro_batch != workload.micro_batch:
-        yield f"micro-batch {decisions.micro_batch} differs from the workload's {workload.micro_batch}"
+    if decisions.micro_batch not in (workload.micro_batch, *request.micro_batches):
+        asked = ", ".join(map(str, dict.fromkeys((workload.micro_batch, *request.micro_batches))))
+        yield f"micro-batch {decisions.micro_batch} is none that the request allows: {asked}"
     for field in ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"):
         planned, asked = getattr(decisions, field), getattr(workload.precision, field)
         if planned != asked:
             yield f"{field} {planned} differs from the workload's {asked}"
+    described = request.model.output_dtype
+    if decisions.output_dtype != described:
+        yield f"output_dtype {decisions.output_dtype} differs from {described}, which the model was described with"
 
 
 def not_modelled(request: PlanRequest, decisions: Decisions) -> Iterator[str]:

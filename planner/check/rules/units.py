@@ -7,7 +7,7 @@ from planner.check.calls import gradient_names
 from planner.check.parts import PlannedCall, is_at_or_below
 from planner.check.units import Unit, module_owners, owner
 from planner.schema.base import DType
-from planner.schema.model import LOSS_PATH, ModelDescription
+from planner.schema.model import LOSS_PATH, OUTPUT_PATH, ModelDescription
 from planner.schema.plan import Decisions
 
 
@@ -27,7 +27,7 @@ def root_problems(decisions: Decisions) -> Iterator[str]:
 def module_problems(model: ModelDescription, decisions: Decisions, calls: Sequence[PlannedCall]) -> Iterator[str]:
     """Modules exist, belong to one unit each, and are listed bottom-up."""
     paths = {module.path for module in model.modules}
-    paths |= {call.path for call in calls if call.path != LOSS_PATH}
+    paths |= {call.path for call in calls if call.path not in (OUTPUT_PATH, LOSS_PATH)}
     names = [name for name, _ in model.iter_parameters()]
     listed = [module for unit in decisions.units for module in unit.modules if module]
     for module, number in Counter(listed).items():

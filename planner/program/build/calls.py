@@ -6,6 +6,7 @@ from functools import cache
 
 from planner.program.build.activation_offloads import ActivationOffloads
 from planner.program.build.emitter import Emitter
+from planner.program.build.in_flight import InFlight, Sizes
 from planner.program.build.reductions import Reductions
 from planner.program.build.shared_tensors import SharedTensors
 from planner.program.choices import ALWAYS, Condition
@@ -37,6 +38,8 @@ class Calls:
         self, inputs: StepInputs, knobs: Knobs, durations: Durations, emitter: Emitter, reductions: Reductions
     ) -> None:
         self.passes: list[int] = []
+        self.in_flight = InFlight(emitter)
+        self._in_recomputation = InFlight(emitter)
         self._inputs = inputs
         self._knobs = knobs
         self._durations = durations
@@ -49,8 +52,7 @@ class Calls:
         self._worst_forward = cache(self._find_worst_forward)
         self._worst_backward = cache(self._find_worst_backward)
         self._own_kept = cache(self._find_own_kept)
-        self._in_flight = cache(self._find_in_flight)
-        self._flying: str | None = None
+        self._bytes = cache(self._find_bytes)
         self._delivered: dict[int, int] = {}
         """Bytes of the gradients that autograd delivers in the backward of each call."""
         for sizes, deliveries in zip(inputs.gradients, inputs.deliveries, strict=True):
@@ -81,7 +83,7 @@ class Calls:
         name, kind = entry.kind, self.kind(call)
         block = self._block_of.get(call)
         options = list(self._options(call))
-        self._land()
+        self.in_flight.land()
         self._touch_forward(call, "forward", options)
         if block is not None:
             self._touch_block_forward(block)
@@ -104,35 +106,34 @@ class Calls:
             self._emitter.allocate(f"B{block.first}", Stream.COMPUTE, _ACTIVATIONS, kept, moment)
             for part in range(block.first, block.last + 1):
                 self._shared.keep(part, moment)
-        self._launch(call, "after_forward", options)
+        self.in_flight.launch(call, self._sizes(call, "after_forward"), f"after forward of {entry.path}")
 
-    def _launch(self, call: int, which: str, options: list[tuple[Activation, Condition]]) -> None:
-        """What is on its way from this call to the next one to run."""
-        entry = self._model.calls[call]
-        for activation, when in options:
-            size = self._in_flight(entry.kind, activation, which)
-            moment = f"{which.replace('_', ' ')} of {entry.path}"
-            self._emitter.allocate(f"V{call}", Stream.COMPUTE, _TRANSIENTS, size, moment, when)
-        self._flying = f"V{call}"
+    def held_at_return(self, call: int) -> Sizes:
+        """Bytes alive, beyond what is handed to the next call, while post-forwards at the end of a call run."""
+        sizes = tuple(self._sizes(call, "at_return"))
+        return sizes if len({size for size, _ in sizes}) > 1 else ((sizes[0][0], ALWAYS),)
 
-    def _land(self) -> None:
-        """The moments of the call that runs now contain what was on its way to it."""
-        if self._flying is not None:
-            self._emitter.free(self._flying)
-            self._flying = None
+    def _sizes(self, call: int, which: str) -> Iterator[tuple[int, Condition]]:
+        """Bytes of a field of the call's liveness, under each policy that it may have."""
+        for activation, when in self._options(call):
+            yield self._bytes(self._model.calls[call].kind, activation, which), when
 
-    def _find_in_flight(self, name: str, activation: Activation, which: str) -> int:
+    def _find_bytes(self, name: str, activation: Activation, which: str) -> int:
         liveness = liveness_of(self._model.kinds[name], activation)
-        size: Polynomial = getattr(liveness, which)
-        return size.at(self._inputs.micro_batch, self._inputs.sequence)
+        field: Polynomial | tuple[Polynomial, ...] = getattr(liveness, which)
+        sizes = field if isinstance(field, tuple) else (field,)
+        return max((size.at(self._inputs.micro_batch, self._inputs.sequence) for size in sizes), default=0)
 
-    def _touch_forward(self, call: int, what: str, options: list[tuple[Activation, Condition]]) -> None:
+    def _touch_forward(
+        self, call: int, what: str, options: list[tuple[Activation, Condition]], counted: int = 0
+    ) -> None:
+        """The worst moment of a forward, of which `counted` bytes are a buffer already."""
         entry = self._model.calls[call]
         for activation, when in options:
             worst = self._worst_forward(entry.kind, activation)
             if worst is not None:
-                kept = self._kept_bytes(call, entry.kind, activation)
-                self._emitter.touch(_split(kept, worst.live), f"{what} of {entry.path}, point {worst.index}", when)
+                parts = _split(self._kept_bytes(call, entry.kind, activation), worst.live - counted)
+                self._emitter.touch(parts, f"{what} of {entry.path}, point {worst.index}", when)
 
     def _touch_block_forward(self, block: ExpandedBlock) -> None:
         worst = self._worst_forward(block.kind, RECOMPUTE)
@@ -170,36 +171,43 @@ class Calls:
     # Recomputation of a block with units inside
 
     def begin_recomputation(self, block: ExpandedBlock) -> None:
-        """Shared tensors that the block saved first are kept by its first part from now on.
+        """What the block saved is kept by its parts from now on.
 
         Inputs of the block that its parts do not save are held by the checkpoint to the end of its backward.
         """
         for part in range(block.first, block.last + 1):
             self._shared.free(part)
-        kind = self._model.kinds[block.kind]
+        self.drop_kept(block)
+        moment = f"recomputation of {block.path}"
+        self._emitter.allocate(f"I{block.first}", Stream.COMPUTE, _ACTIVATIONS, self._held_bytes(block), moment)
+
+    def _held_bytes(self, block: ExpandedBlock) -> int:
         saved = sum(
             tensor.size_bytes.at(self._inputs.micro_batch, self._inputs.sequence)
-            for tensor in kind.none.saved
+            for tensor in self._model.kinds[block.kind].none.saved
             if tensor.from_input
         )
-        held = max(0, self._own_kept(block.kind, RECOMPUTE) - saved)
-        moment = f"recomputation of {block.path}"
-        self._emitter.allocate(f"I{block.first}", Stream.COMPUTE, _ACTIVATIONS, held, moment)
+        return max(0, self._own_kept(block.kind, RECOMPUTE) - saved)
 
-    def end_recomputation(self, block: ExpandedBlock) -> None:
-        """Let go of what the block kept; until here it stood for the gradient of the block's output too."""
+    def drop_kept(self, block: ExpandedBlock) -> None:
+        """Let go of what the forward of the block kept."""
         self._emitter.free(f"B{block.first}")
 
     def end_backward(self, block: ExpandedBlock) -> None:
         """The checkpoint lets go of the block's inputs."""
         self._emitter.free(f"I{block.first}")
 
-    def recompute_part(self, call: int, *, stops: bool) -> None:
-        """Run a part of a checkpointed block again; the recomputation `stops` once all that is needed is there."""
+    def recompute_part(self, call: int, block: ExpandedBlock, *, stops: bool) -> None:
+        """Run a part of a checkpointed block again; the recomputation `stops` once all that is needed is there.
+
+        What is alive in the forward of a part contains the inputs of the block.
+        """
         entry = self._model.calls[call]
         name, kind = entry.kind, self.kind(call)
         options = list(self._options(call))
-        self._touch_forward(call, "recomputation", options)
+        held = self._held_bytes(block)
+        self._in_recomputation.land()
+        self._touch_forward(call, "recomputation", options, held)
         durations = self._durations
         self._compute(
             OperationKind.RECOMPUTE,
@@ -208,7 +216,11 @@ class Calls:
             durations.recompute_kernels(name) if stops else durations.forward_kernels(name),
             host_waits=_host_waits(kind),
         )
-        self._keep(call, name, f"after recomputation of {entry.path}", options)
+        moment = f"after recomputation of {entry.path}"
+        self._keep(call, name, moment, options)
+        if not stops:
+            sizes = self._sizes(call, "after_forward")
+            self._in_recomputation.launch(call, ((max(0, size - held), when) for size, when in sizes), moment)
 
     def end_forward(self) -> None:
         """Before the post-forward of the root."""
@@ -221,7 +233,7 @@ class Calls:
         entry = self._model.calls[call]
         kind = self.kind(call)
         options = list(self._options(call))
-        self._land()
+        self.in_flight.land()
         if _is_offloaded(options):
             self._offloads.wait_for(call, self._innermost)
         self._emitter.free(f"K{call}")
@@ -246,8 +258,9 @@ class Calls:
         if added and self._reductions.adds_in_place(unit):
             duration += self._durations.copy_ns(2 * added, added)
         self._compute(OperationKind.BACKWARD, entry.path, duration, self._durations.backward_kernels(entry.kind))
-        self._launch(call, "after_backward", options)
         moment = f"after backward of {entry.path}"
+        self.in_flight.launch(call, self._sizes(call, "after_backward"), moment)
+        self.in_flight.hold(call, self._sizes(call, "before_sums"), moment)
         if not self._reductions.adds_in_place(unit):
             self._reductions.made(unit, call, gradients, moment)
             return
@@ -256,6 +269,12 @@ class Calls:
             self._emitter.allocate(f"T{call}.{delivery}", Stream.COMPUTE, _GRADIENTS, size, moment)
         for name in self._unfinished.pop(call, ()):
             self._emitter.free(name)
+
+    def add_input_gradients(self, call: int) -> None:
+        """Once units are done with a call, autograd adds its inputs' gradients to what other calls gave these."""
+        if self.kind(call).output_requires_grad:
+            moment = f"sums of input gradients of {self._model.calls[call].path}"
+            self.in_flight.add(self._sizes(call, "in_sums"), moment)
 
     def _undelivered(self, call: int) -> Iterator[tuple[int, int]]:
         """Gradients that further uses of a parameter add to, by the call that delivers them."""
@@ -343,7 +362,7 @@ def _worst(points: list[tuple[int, int]]) -> _Worst | None:
 
 def _split(kept: int, live: int) -> Parts:
     """Live bytes of a call as what it keeps and what is gone afterwards."""
-    return (_ACTIVATIONS, min(kept, live)), (_TRANSIENTS, max(0, live - kept))
+    return (_ACTIVATIONS, max(0, min(kept, live))), (_TRANSIENTS, max(0, live - kept))
 
 
 def _is_offloaded(options: Iterable[tuple[Activation, Condition]]) -> bool:

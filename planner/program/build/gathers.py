@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from planner.program.build.emitter import Emitter
+from planner.program.build.in_flight import Sizes
 from planner.program.choices import ALWAYS, Choice, Condition, both
 from planner.program.events import Link, OperationKind, Stream
 from planner.program.step import Durations, Knobs, PrefetchTargets, StepInputs
@@ -253,24 +254,26 @@ class Gathers:
 
     # Reshard
 
-    def reshard_after_forward(self, unit: int) -> None:
-        """Free a unit, or replace it by a smaller part, as its knob says."""
+    def reshard_after_forward(self, unit: int, held: Sizes) -> None:
+        """Free a unit, or replace it by a smaller part, as its knob says; `held` is alive meanwhile."""
         if self._states[unit] is not _State.GATHERED or not self._sizes[unit].gathered:
             return
         for value, when in self._knobs.reshard[unit]:
             if value is True:
                 self._emitter.free(f"U{unit}", when)
             elif value is not False:
-                self._reshard_partially(unit, value, when)
+                self._reshard_partially(unit, value, when, held)
         values = [value for value, _ in self._knobs.reshard[unit]]
         if values != [False]:
             self._states[unit] = _State.AFTER_FORWARD
 
-    def _reshard_partially(self, unit: int, ranks: int, when: Condition) -> None:
+    def _reshard_partially(self, unit: int, ranks: int, when: Condition, held: Sizes) -> None:
         emitter, size = self._emitter, self._sizes[unit]
         share = size.gathered // ranks
         moment = f"reshard of {emitter.name(unit)} after forward"
-        emitter.touch(((_UNSHARDED, size.clone_peak(ranks)),), moment, when)
+        for held_bytes, under in held:
+            parts = ((_UNSHARDED, size.clone_peak(ranks)), (MemoryCategory.TRANSIENTS, held_bytes))
+            emitter.touch(parts, moment, both(when, under))
         emitter.free(f"U{unit}", when)
         emitter.allocate(f"F{unit}", Stream.COMPUTE, _UNSHARDED, share, moment, when)
         self._resharded[unit] = emitter.operation(

@@ -36,7 +36,10 @@ class _Walk:
         self.gathers = Gathers(inputs, knobs, durations, self.emitter)
         self.reductions = Reductions(inputs, knobs, durations, self.emitter)
         self.calls = Calls(inputs, knobs, durations, self.emitter, self.reductions)
+        self.output_cast = self.partition.output_cast
         self.loss = self.partition.loss_call
+        self.main = [call for call in range(len(self.model.calls)) if call not in (self.output_cast, self.loss)]
+        """Calls inside the root module."""
         self.order: list[int] = []
         """Units in the order of their post-forward hooks, with multiplicity."""
         self.places: dict[int, list[int]] = defaultdict(list)
@@ -74,16 +77,16 @@ class _Walk:
     def forward(self) -> None:
         self.gathers.enter(self.knobs.forward_prefetch)
         self._pre_forward(ROOT)
-        for call in range(len(self.model.calls)):
-            if call == self.loss:
-                continue
+        for call in self.main:
             for run in self.starts[call]:
                 self._pre_forward(run.unit)
             self.calls.forward(call)
             for run in self.ends[call]:
-                self._post_forward(run.unit)
+                self._post_forward(run.unit, call)
         self.calls.end_forward()
-        self._post_forward(ROOT)
+        self._post_forward(ROOT, self.main[-1])
+        if self.output_cast is not None:
+            self.calls.forward(self.output_cast)
         self.gathers.release_deferred()
         if self.loss is not None:
             self.calls.forward(self.loss)
@@ -94,9 +97,10 @@ class _Walk:
         self.gathers.wait_for_unshard(unit, "forward", defers=True)
         self.gathers.prefetch(unit, "forward")
 
-    def _post_forward(self, unit: int) -> None:
+    def _post_forward(self, unit: int, call: int) -> None:
+        """After the last call of a pass."""
         self._leave_pass(unit)
-        self.gathers.reshard_after_forward(unit)
+        self.gathers.reshard_after_forward(unit, self.calls.held_at_return(call))
         if self.partition.units[unit].parameters:
             self.places[unit].append(len(self.order))
             self.order.append(unit)
@@ -114,14 +118,15 @@ class _Walk:
     def backward(self) -> None:
         self.emitter.phase = Phase.BACKWARD
         self.gathers.enter(self.knobs.backward_prefetch)
-        if self.loss is not None:
-            self.calls.backward(self.loss)
-        calls = [call for call in range(len(self.model.calls)) if call != self.loss]
-        for call in reversed(calls):
+        for call in (self.loss, self.output_cast):
+            if call is not None:
+                self.calls.backward(call)
+                self.calls.add_input_gradients(call)
+        for call in reversed(self.main):
             for run in self.ends[call]:
                 if self._has_backward(run):
                     self._pre_backward(run.unit)
-            if call == calls[-1]:
+            if call == self.main[-1]:
                 self._pre_backward(ROOT)
             self._recompute_before(call)
             self.calls.backward(call)
@@ -131,6 +136,7 @@ class _Walk:
             for run in reversed(self.starts[call]):
                 if self._reduces_in_backward(run):
                     self._post_backward(run)
+            self.calls.add_input_gradients(call)
 
     def _has_backward(self, run: Pass) -> bool:
         return self.calls.kind(run.last).output_requires_grad
@@ -156,8 +162,8 @@ class _Walk:
         stop = max(saving or parts, default=None)
         if call == stop:
             self._recompute(block, stop)
-        if call == (block.first if stop is None else stop):
-            self.calls.end_recomputation(block)
+        elif stop is None and call == block.first:
+            self.calls.drop_kept(block)
 
     def _recompute(self, block: ExpandedBlock, stop: int) -> None:
         """Parts up to the last that has something to recompute; units inside run their forward hooks again."""
@@ -166,7 +172,7 @@ class _Walk:
             for run in self.starts[call]:
                 if run.last <= block.last:
                     self._pre_forward_again(run.unit)
-            self.calls.recompute_part(call, stops=call == stop)
+            self.calls.recompute_part(call, block, stops=call == stop)
             for run in self.ends[call]:
                 if block.first <= run.first:
                     self._post_forward_again(run.unit)
@@ -226,3 +232,4 @@ class _Walk:
             self.reductions.finalize(unit)
             self.gathers.drop_unused(unit)
         self.reductions.release_all()
+        self.calls.in_flight.land()

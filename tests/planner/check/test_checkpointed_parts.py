@@ -14,6 +14,7 @@ from planner.schema import (
     ActivationPolicy,
     KeptBy,
     Liveness,
+    Moment,
     Polynomial,
     SelectiveCheckpoint,
     SharedTensor,
@@ -59,6 +60,23 @@ def test_memory_of_a_checkpointed_block() -> None:
     assert found.pools_bytes == {"compute": 2_452, "copy_in": 768, "reduce": 384}
 
 
+@pytest.mark.parametrize(
+    "alive", [{"forward": (Moment(live_bytes=Polynomial(one=9_000)),)}, {"after_forward": Polynomial(one=9_000)}]
+)
+def test_what_is_alive_in_or_after_a_part_has_the_input_that_the_checkpoint_holds_among_it(alive) -> None:
+    # 9,000 B, the 4 of the block's input among them: beside 1152 + 768 in forward, and in recomputation beside the
+    # 16 that norm and attn each keep by the forward of mlp.
+    model = nested_model(1, root=False)
+    kinds = {
+        name: kind.model_copy(update={"none": kind.none.model_copy(update=alive)})
+        for name, kind in model.kinds.items()
+        if name in ("norm", "attn") or (name == "mlp" and "forward" in alive)
+    }
+    request = nested_request(model.model_copy(update={"kinds": {**model.kinds, **kinds}}))
+    found = recompute(request, nested_decisions(request, INNER), COSTS)
+    assert found.pools_bytes["compute"] == 1_152 + 768 + 2 * 16 + 9_000
+
+
 def test_a_checkpointed_block_keeps_what_the_block_keeps() -> None:
     request = nested_request(nested_model(2, root=False))
     replay = Replay(request, nested_decisions(request, INNER), COSTS)
@@ -75,10 +93,10 @@ class Logged(Replay):
         super().__init__(*args)
         self.ran: list[str] = []
 
-    def _run_call(self, index: int, duration_ns: int, kernels: int) -> None:
+    def _run_call(self, index: int, duration_ns: int, kernels: int, counted_bytes: int = 0) -> None:
         what = "part of" if duration_ns == 80 else "all of"
         self.ran.append(f"{what} {self.calls.kind_name(index)}")
-        super()._run_call(index, duration_ns, kernels)
+        super()._run_call(index, duration_ns, kernels, counted_bytes)
 
     def run_backward(self, index: int) -> None:
         self.ran.append(f"backward of {self.calls.kind_name(index)}")

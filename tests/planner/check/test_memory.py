@@ -1,18 +1,31 @@
 """Bytes by pool: worked out by hand, and against the closed forms of FSDP2's lifetimes."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.check import recompute
 from planner.check.machine import Stream
 from planner.check.step import Replay
-from planner.schema import DType, MemoryCategory, Precision, RuntimeKnobs, UnitPlan
+from planner.schema import (
+    OUTPUT_PATH,
+    Call,
+    CallRole,
+    DType,
+    MemoryCategory,
+    Precision,
+    RuntimeKnobs,
+    UnitPlan,
+)
 from planner.schema.model import SharedTensor
 from planner.schema.polynomial import Polynomial
 from tests.planner.check.flat_costs import FlatCosts
 from tests.planner.factories import (
+    DURATIONS,
     FULL_PRECISION,
     MIXED_PRECISION,
     CallSpec,
+    call_kind,
     tiny_cluster,
     tiny_decisions,
     tiny_model,
@@ -60,6 +73,31 @@ def test_two_blocks_by_hand() -> None:
     assert found.reserved_bytes == 1_152
     assert found.allocated_bytes == 832
     assert sum(found.by_category_bytes.values()) == 832
+
+
+def test_gradients_of_inputs_wait_for_the_post_backward() -> None:
+    # As above; 10 B are on their way after each backward, 1,000 more until they are added, 3,000 while they are.
+    # After the backward of L0: 384 + U 128 + R of L1 128 + G 128 + 1,010; sums of L0: 384 + R 128 + 3,010.
+    block = CallSpec(shapes=((8, 4),), after_backward=10, before_sums=1_000)
+    request = blocks_only(block=block)
+    assert recompute(request, tiny_decisions(request), FlatCosts()).pools_bytes["compute"] == 768 + 1_010
+    request = blocks_only(block=replace(block, in_sums=(2_000, 3_000)))
+    found = recompute(request, tiny_decisions(request), FlatCosts())
+    assert found.pools_bytes == {"compute": 384 + 128 + 3_010, "copy_in": 256, "reduce": 128}
+    assert found.by_category_bytes[MemoryCategory.TRANSIENTS] == 3_010
+
+
+def test_the_last_gather_is_held_until_the_output_is_cast() -> None:
+    # One block, 192 B for good. The gather's output 128 lies beside the cast, not beside the loss.
+    model = tiny_model(1, embedding=None, norm=None, head=None, loss=CallSpec(forward_live=(1_100,)))
+    output = call_kind(CallSpec(forward_live=(1_000,), backward_live=((500, 0),)), CallRole.GLUE)
+    calls = (model.calls[0], Call(path=OUTPUT_PATH, kind="output"), model.calls[1])
+    model = model.model_copy(update={"calls": calls, "kinds": {**model.kinds, "output": output}})
+    request = tiny_request(model, tiny_cluster(2))
+    costs = FlatCosts(durations={**DURATIONS, "output": (5, 5, 5)})
+    found = recompute(request, tiny_decisions(request), costs)
+    assert found.allocated_bytes == 192 + 128 + 1_000
+    assert found.pools_bytes == {"compute": 192 + 1_100, "copy_in": 128, "reduce": 64}
 
 
 def test_gathering_casts_the_shard_first() -> None:

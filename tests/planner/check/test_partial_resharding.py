@@ -5,7 +5,7 @@ import pytest
 from planner.check import recompute
 from planner.check.machine import Stream
 from planner.check.step import Replay
-from planner.schema import StateTier, UnitPlan
+from planner.schema import Polynomial, StateTier, UnitPlan
 from tests.planner.check.flat_costs import FlatCosts
 from tests.planner.factories import (
     MIXED_PRECISION,
@@ -42,6 +42,17 @@ def test_memory() -> None:
     request = blocks_only(2)
     found = recompute(request, tiny_decisions(request, reshard=2), FlatCosts())
     assert found.pools_bytes == {"compute": 192 + 384, "copy_in": 256, "reduce": 64}
+
+
+def test_the_caller_holds_the_inputs_of_a_block_while_it_is_resharded() -> None:
+    # As above; L1 is resharded beside 10 B that the next call gets and 1,000 that are freed when it has returned.
+    request = blocks_only(2)
+    block = request.model.kinds["block"]
+    sizes = {"after_forward": Polynomial(one=10), "at_return": Polynomial(one=1_000)}
+    kinds = {"block": block.model_copy(update={"none": block.none.model_copy(update=sizes)})}
+    request = request.model_copy(update={"model": request.model.model_copy(update={"kinds": kinds})})
+    found = recompute(request, tiny_decisions(request, reshard=2), FlatCosts())
+    assert found.pools_bytes["compute"] == 192 + 256 + 1_010
 
 
 def test_parameters_are_resharded_one_by_one() -> None:

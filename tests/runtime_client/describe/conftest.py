@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.schema import LOSS_PATH, CallKind, KeptBy, Liveness, ModelDescription, SharedTensor
@@ -125,6 +126,26 @@ class LiveBytes(TorchDispatchMode):
 def live_bytes() -> type[LiveBytes]:
     """What MemTracker counts, but without its hooks, which keep parts of recomputed graphs alive."""
     return LiveBytes
+
+
+class Group:
+    """Stands for the parameters of a unit in FSDP2's own hook before the forward."""
+
+    def __init__(self, post_backward: Callable[[], None]) -> None:
+        self.post_backward = post_backward
+
+    def hook(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return FSDPParamGroup._register_post_backward_hook(self, args, kwargs)
+
+
+@pytest.fixture(scope="session")
+def as_unit() -> Callable[..., None]:
+    """Join the inputs of a module as FSDP2 does; the second argument is called in the unit's post-backward."""
+
+    def join(module: nn.Module, post_backward: Callable[[], None] = lambda: None) -> None:
+        module.register_forward_pre_hook(Group(post_backward).hook, with_kwargs=True, prepend=True)
+
+    return join
 
 
 def _liveness(kind: CallKind, policy: bool | tuple[str, ...]) -> Liveness:

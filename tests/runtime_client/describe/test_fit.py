@@ -75,3 +75,9 @@ def test_dominated_moments_are_left_out() -> None:
     pruned = without_dominated(CallKind(none=liveness)).none
     assert pruned.forward == (high, other)
     assert pruned.backward == (high, later)
+
+
+def test_sums_that_need_nothing_are_left_out_too() -> None:
+    low, high, other = Polynomial(bs=2), Polynomial(bs=3), Polynomial(s=1)
+    liveness = Liveness(in_sums=(Polynomial(), low, high, other, high))
+    assert without_dominated(CallKind(none=liveness)).none.in_sums == (high, other)

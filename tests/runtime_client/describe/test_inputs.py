@@ -1,7 +1,8 @@
-"""Inputs of the model: held by the training loop, and cast where they float."""
+"""Inputs of the model: held by the training loop, and cast where they float. Its outputs, cast likewise."""
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,16 @@ class Tower(nn.Module):
         return hidden
 
 
+class Headed(Tower):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        output: Tensor = self.head(super().forward(features, labels))
+        return output
+
+
 class PositionBias(nn.Module):
     """A bias of each pair of positions that all sequences share, and that autograd saves."""
 
@@ -39,7 +50,9 @@ class PositionBias(nn.Module):
         return bias.mean(0) @ features
 
 
-def described(model: type[nn.Module], param_dtype: DType | None) -> ModelDescription:
+def described(
+    model: type[nn.Module], param_dtype: DType | None, output_dtype: DType | None = None
+) -> ModelDescription:
     def inputs(micro_batch: int, sequence: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         labels = torch.zeros(micro_batch, sequence, dtype=torch.long)
         return (torch.zeros(micro_batch, sequence, WIDTH), labels), {}
@@ -50,6 +63,7 @@ def described(model: type[nn.Module], param_dtype: DType | None) -> ModelDescrip
         micro_batch=POINT[0],
         sequence=POINT[1],
         param_dtype=param_dtype,
+        output_dtype=output_dtype,
     )
 
 
@@ -78,6 +92,36 @@ def test_an_input_that_needs_no_cast_is_no_activation() -> None:
     model = described(Tower, None)
     assert model.calls[0].path == "stem"
     assert not model.kinds["stem"].none.saved
+
+
+def test_the_cast_of_the_output_is_a_call_before_the_loss() -> None:
+    # The last ReLU keeps what it makes, 2 B a number; the cast makes 4 B of each, in backward 2 B of 4 B. The loss
+    # and its gradient are alive then.
+    model = described(Tower, DType.BFLOAT16, DType.FLOAT32)
+    assert [call.path for call in model.calls[-3:]] == ["layers.2", "(output)", "(loss)"]
+    cast = model.kinds["output"]
+    assert cast.none.kept_bytes(*POINT) == 0
+    assert [moment.live_bytes.at(*POINT) for moment in cast.none.forward] == [4 * FLOATS]
+    assert cast.none.after_forward.at(*POINT) == 4 * FLOATS
+    assert [moment.live_bytes.at(*POINT) for moment in cast.none.backward] == [(4 + 2) * FLOATS + 2 * 4]
+    assert cast.none.after_backward.at(*POINT) == 2 * FLOATS + 2 * 4
+
+
+def test_the_loss_gets_the_output_as_it_is_cast() -> None:
+    # Nobody keeps what the head makes, 2 B a number. Without the cast `.float()` makes 4 B beside it, and the
+    # logarithms of the softmax are 4 B; with it the loss gets 4 B, of which `.float()` makes no copy. Scalars: 8 B.
+    live = {}
+    for dtype in (None, DType.FLOAT32):
+        (moment,) = described(Headed, DType.BFLOAT16, dtype).kinds["loss"].none.forward
+        live[dtype] = moment.live_bytes.at(*POINT)
+    assert live == {None: (2 + 4 + 4) * FLOATS + 8, DType.FLOAT32: (4 + 4) * FLOATS + 8}
+
+
+@pytest.mark.parametrize(("param_dtype", "output_dtype"), [(None, DType.FLOAT32), (DType.BFLOAT16, None)])
+def test_an_output_that_needs_no_cast_is_no_call(param_dtype: DType | None, output_dtype: DType | None) -> None:
+    model = described(Tower, param_dtype, output_dtype)
+    assert [call.path for call in model.calls[-2:]] == ["layers.2", "(loss)"]
+    assert model.output_dtype is output_dtype
 
 
 def test_squares_of_the_sequence_that_no_batch_multiplies() -> None:

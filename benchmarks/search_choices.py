@@ -1,0 +1,91 @@
+"""Requests narrowed until all of their plans can be looked at."""
+
+from math import prod
+from random import Random
+
+from benchmarks.search_checks import all_regions
+from planner.program.choices import Decision
+from planner.schema import FixedChoice, PlanRequest
+from planner.space.candidate import Offload, Setting, possible_micro_batches
+from planner.space.knobs import open_knobs
+from planner.space.opened import Region
+
+Value = bool | int | str
+
+
+def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanRequest:
+    """The request with choices of a plan drawn at random fixed, until at most so many plans are left."""
+    request = _with_fixed(request, _first_choices(request, rng))
+    whole = all_regions(request)
+    drawn = rng.choice(whole)
+    left = [
+        (_global_choices(region, setting), _num_assignments(request, region))
+        for region in whole
+        for setting in region.settings
+    ]
+    chosen = list(_global_choices(drawn, rng.choice(drawn.settings)).items())
+    rng.shuffle(chosen)
+    enough = max_plans << rng.randint(0, 6)
+    fixed: dict[str, Value] = {}
+    while chosen and sum(num for _, num in left) > enough:
+        knob, value = chosen.pop()
+        fixed[knob] = value
+        left = [(choices, num) for choices, num in left if choices[knob] == value]
+    chosen += [(decision.name, _value(rng.choice(decision.labels))) for decision in _decisions(request, drawn)]
+    narrow = _with_fixed(request, fixed)
+    while _num_plans(narrow) > max_plans:
+        knob, value = chosen.pop(rng.randrange(len(chosen)))
+        narrow = _with_fixed(narrow, {knob: value})
+    return narrow
+
+
+def _first_choices(request: PlanRequest, rng: Random) -> dict[str, Value]:
+    """Choices that multiply the regions, drawn where anything is left with them; nothing where there is not."""
+    sizes = possible_micro_batches(request)
+    drawn: dict[str, Value] = {"offload": rng.choice(list(Offload)).value, "micro_batch": rng.choice(sizes)}
+    kept = {knob: value for knob, value in drawn.items() if rng.random() < 0.8}
+    return kept if all_regions(_with_fixed(request, kept)) else {}
+
+
+def _with_fixed(request: PlanRequest, choices: dict[str, Value]) -> PlanRequest:
+    fixed = tuple(FixedChoice(knob=knob, value=value) for knob, value in choices.items())
+    return request.model_copy(update={"fixed": (*request.fixed, *fixed)})
+
+
+def _num_plans(request: PlanRequest) -> int:
+    return sum(_num_assignments(request, region) * len(region.settings) for region in all_regions(request))
+
+
+def _num_assignments(request: PlanRequest, region: Region) -> int:
+    return prod(len(decision.labels) for decision in _decisions(request, region))
+
+
+def _decisions(request: PlanRequest, region: Region) -> tuple[Decision, ...]:
+    _, decisions = open_knobs(request, region.candidate, region.opening.inputs.sizes, region.opening.costs)
+    return decisions
+
+
+def _global_choices(region: Region, setting: Setting) -> dict[str, Value]:
+    candidate = region.candidate
+    units = [unit.modules for unit in candidate.partition.units[1:]]
+    is_split = any(module.count(".") > 1 for modules in units for module in modules)
+    blocks = max((sum(module.startswith("layers.") for module in modules) for modules in units), default=1)
+    return {
+        "mesh.shard": candidate.mesh.shard,
+        "units.embedding": ("embed",) in units,
+        "units.head": any("head" in modules for modules in units),
+        "split_blocks": is_split,
+        "blocks_per_unit": 1 if is_split else max(1, blocks),
+        "gradient_sync": candidate.gradient_sync.value,
+        "reshard_after_backward": not candidate.keeps_gathered,
+        "offload": candidate.offload.value,
+        "micro_batch": candidate.micro_batch,
+        "forward_prefetch": setting.forward_prefetch,
+        "backward_prefetch": setting.backward_prefetch,
+        "reduce_scatter_max_input_buffers": setting.reduce_buffers,
+        "separate_reduce_scatter_group": setting.separate_group,
+    }
+
+
+def _value(label: str) -> Value:
+    return label == "True" if label in ("True", "False") else int(label) if label.isdecimal() else label
