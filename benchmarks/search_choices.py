@@ -41,9 +41,12 @@ def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanReques
 
 def _first_choices(request: PlanRequest, rng: Random) -> dict[str, Value]:
     """Choices that multiply the regions, drawn where anything is left with them; nothing where there is not."""
-    sizes = possible_micro_batches(request)
-    drawn: dict[str, Value] = {"offload": rng.choice(list(Offload)).value, "micro_batch": rng.choice(sizes)}
-    kept = {knob: value for knob, value in drawn.items() if rng.random() < 0.8}
+    drawn: dict[str, Value] = {
+        "offload": rng.choice(list(Offload)).value,
+        "micro_batch": rng.choice(possible_micro_batches(request)),
+    }
+    known = {choice.knob for choice in request.fixed}
+    kept = {knob: value for knob, value in drawn.items() if knob not in known and rng.random() < 0.8}
     return kept if all_regions(_with_fixed(request, kept)) else {}
 
 
