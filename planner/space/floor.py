@@ -7,6 +7,7 @@ R_k its reduce-scatter and L_k its all-reduce, X what is recomputed, Y what is g
     forward  >= A_1 + .. + A_k + f_k                                            for each k
     backward >= b_k + R_k + .. + R_1 (and so with L), b_1 + X + Z + R_1 + L_1   for each k
     backward >= sum of R + Y (+ sum of L, where they share the link)
+    both     >= what the CPU has to launch
 
 The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. X, Y and Z
 are bounded by memory: at the end of the forward, and again when the first unit reduces, all that blocks keep and
@@ -84,7 +85,21 @@ def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_byt
     )
     if backward_ns is None:
         return None
-    return _forward_ns(inputs, knobs, costs) + max(backward_ns, least_ns, link_ns, all_reduces_ns)
+    on_device_ns = _forward_ns(inputs, knobs, costs) + max(backward_ns, least_ns, link_ns, all_reduces_ns)
+    return max(on_device_ns, costs.launch_ns * _num_launches(inputs, knobs, costs))
+
+
+def _num_launches(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
+    """Kernels that the CPU launches at the least: of calls, of gathers (3 each), of reductions (2 each)."""
+    kinds = inputs.partition.model.kinds
+    launches = 0
+    for call in inputs.partition.model.calls:
+        launches += costs.forward_kernels(call.kind)
+        launches += costs.backward_kernels(call.kind) if kinds[call.kind].output_requires_grad else 0
+    for unit, _ in _order(inputs):
+        launches += 3 * (knobs.shard > 1 and not knobs.starts_gathered(unit))
+        launches += 2 * (knobs.shard > 1 and knobs.reduces and inputs.sizes[unit].reduce_input > 0)
+    return launches
 
 
 def _order(inputs: StepInputs) -> list[tuple[int, int]]:
