@@ -1,11 +1,11 @@
-"""Requests narrowed until all of their plans can be looked at."""
+"""Requests narrowed until all of their plans can be looked at, and what a plan made of a fixed choice."""
 
 from math import prod
 from random import Random
 
 from benchmarks.search_checks import all_regions
 from planner.program.choices import Decision
-from planner.schema import FixedChoice, PlanRequest
+from planner.schema import Decisions, FixedChoice, PlanRequest
 from planner.space.candidate import Offload, Setting, possible_micro_batches
 from planner.space.knobs import open_knobs
 from planner.space.opened import Region
@@ -92,3 +92,28 @@ def _global_choices(region: Region, setting: Setting) -> dict[str, Value]:
 
 def _value(label: str) -> Value:
     return label == "True" if label in ("True", "False") else int(label) if label.isdecimal() else label
+
+
+def lost_choices(request: PlanRequest, decisions: Decisions) -> list[str]:
+    """Fixed choices of units and modules that a plan does not keep."""
+    return [
+        f"{choice.knob} = {choice.value}"
+        for choice in request.fixed
+        for path, _, knob in [choice.knob.rpartition(".")]
+        if (knob == "reshard_after_forward" and not _reshards(decisions, path, choice.value))
+        or (knob == "activation" and _policy(decisions, path) != str(choice.value).partition(":")[0])
+    ]
+
+
+def _reshards(decisions: Decisions, path: str, value: Value) -> bool:
+    """Whether the units of the module, or of its parts, do that."""
+    own = [unit for unit in decisions.units if any(f"{module}.".startswith(f"{path}.") for module in unit.modules)]
+    return bool(own) and all(
+        (type(unit.reshard_after_forward), unit.reshard_after_forward) == (type(value), value) for unit in own
+    )
+
+
+def _policy(decisions: Decisions, path: str) -> str:
+    """Of the module itself, or of what it is a part of."""
+    planned = {entry.module: entry.policy.value for entry in decisions.activations}
+    return next((planned[module] for module in planned if f"{path}.".startswith(f"{module}.")), "none")

@@ -254,7 +254,7 @@ class _Kinds:
 
     def _checkpointable(self, kind: CallKind) -> CallKind:
         """With full checkpointing, and none, one or two selective ways between."""
-        saved, num = _saved_bytes(kind.none), len(kind.gradient_order)
+        saved, num = kind.none.kept_bytes(1, SEQUENCE), len(kind.gradient_order)
         selective = tuple(
             SelectiveCheckpoint(
                 saved_ops=ops,
@@ -279,10 +279,6 @@ class _Kinds:
 
 def _moment(rng: Random, num_gradients: int) -> Moment:
     return Moment(live_bytes=Polynomial(b=rng.randint(0, 900)), num_gradients=rng.randint(0, num_gradients))
-
-
-def _saved_bytes(liveness: Liveness) -> int:
-    return liveness.kept_bytes(1, SEQUENCE)
 
 
 def _whole(block: CallKind, name: str, parts: dict[str, CallKind]) -> CallKind:

@@ -3,7 +3,7 @@
 Of each request a plan is drawn, and some of its choices are fixed until few enough plans are left to predict them
 all. Then, for least time and for least memory, under limits on memory and on the step time:
 
-- the plan is the best that keeps them, or the least memory is stated where none does;
+- the plan is the best that keeps them and the fixed choices, or the least memory is stated where none does;
 - solver, simulator and checker agree about the plan, solver and simulator about every plan;
 - no bound (floors, class relaxations, CP-SAT) is above the best of what it bounds.
 
@@ -31,7 +31,7 @@ from benchmarks.search_checks import (
     plan_differences,
     region_differences,
 )
-from benchmarks.search_choices import narrowed
+from benchmarks.search_choices import lost_choices, narrowed
 from benchmarks.search_requests import EXACT, random_request
 from planner.plan import make_plan
 from planner.schema import ActivationPolicy, Objective, PlanBody, PlanRequest, StateTier
@@ -115,6 +115,8 @@ def result(seed: int) -> dict[str, Any]:
             )
             body = make_plan(asked_so.request).body
             differences += plan_differences(asked_so, body, plans)
+            if body.decisions is not None:
+                differences += [f"{asked}: {choice} is lost" for choice in lost_choices(request, body.decisions)]
             num_solves += 1
             spent += body.certificate.deterministic_time if body.certificate else 0.0
             knobs.update(knobs_of(body))

@@ -40,17 +40,24 @@ def explain_infeasible(request: PlanRequest) -> Infeasibility:
     """Why nothing keeps the bounds: memory, or the step time that was asked for."""
     exact = request.model_copy(update={"search": request.search.model_copy(update={"gap": 0.0})})
     found = search(exact, goal=Goal(aim=Aim.MEMORY, is_budgeted=False))
-    assert found.best is not None
+    if found.best is None:
+        return Infeasibility(
+            reason="units are to be offloaded, and no host holds its share of them", binding="world_size"
+        )
     assert found.assignment is not None
     best, evaluation = found.best, found.best.heuristic.evaluate(found.assignment)
-    needed, budget = evaluation.needed, best.costs.budget
+    needed, budget = evaluation.needed - best.costs.reserved_bytes, best.costs.budget
     if needed <= budget.budget_bytes and request.limits.step_time_ns is not None:
         return _too_slow(request, request.limits.step_time_ns)
     peak = predict(request, best.unpack(request, found.assignment)).peak
     binding = max(peak.by_category_bytes, key=lambda category: peak.by_category_bytes[category])
     ranks = _fewest_ranks(request)
     device_bytes = _device_bytes(budget, needed)
-    most = "every plan needs at least" if found.lower_bound >= needed else "no plan was found that needs less than"
+    most = (
+        "every plan needs at least"
+        if found.lower_bound >= evaluation.needed
+        else "no plan was found that needs less than"
+    )
     need = f"{most} {_size(needed)} of device memory for tensors"
     return Infeasibility(
         reason=f"{need}, and {_left(budget)}; the peak is at {peak.moment}",

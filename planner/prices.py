@@ -40,7 +40,7 @@ def _shadow_values(best: OpenCandidate, assignment: Assignment, gap: float) -> I
     if problem.aim is Aim.MAKESPAN and problem.budget:
         amounts = [_power_of_two(problem.budget // part) for part in _PARTS_OF_BUDGET]
         looser = [(more, replace(problem, budget=problem.budget + more)) for more in amounts]
-    elif problem.aim is Aim.MEMORY and problem.deadline is not None:
+    elif problem.aim is not Aim.MAKESPAN and problem.deadline is not None:
         limit = best.optimizer_ns + problem.deadline
         amounts = [max(1, limit // part) for part in _PARTS_OF_DEADLINE]
         looser = [(more, replace(problem, deadline=problem.deadline + more)) for more in amounts]

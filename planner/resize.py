@@ -1,6 +1,6 @@
 """The same job on other devices, or in other micro-batches, and whether any plan of it fits."""
 
-from planner.schema import ClusterDescription, NodeGroup, PlanRequest
+from planner.schema import ClusterDescription, InconsistentRequest, NodeGroup, PlanRequest
 from planner.search import OnProgress, search
 from planner.space.opened import Goal
 
@@ -41,4 +41,7 @@ def has_plan(request: PlanRequest, *, goal: Goal | None = None, on_progress: OnP
         InconsistentRequest: the fixed choices leave nothing to search.
         KeyboardInterrupt: a person stopped the search.
     """
-    return search(request, on_progress, goal=goal, only_first=True).best is not None
+    try:
+        return search(request, on_progress, goal=goal, only_first=True).best is not None
+    except InconsistentRequest:
+        return False

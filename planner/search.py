@@ -166,7 +166,7 @@ class _Search:
         gc.disable()  # problems are large and have no cycles: collecting takes a third of the time to build them
         try:
             self._open(offloads=False)
-            if self.goal.aim is Aim.MEMORY:
+            if self.goal.aim is not Aim.MAKESPAN:
                 self._open(offloads=True)
             self._run()
             if self.best is None and self.goal.aim is Aim.MAKESPAN:
@@ -181,6 +181,10 @@ class _Search:
         finally:
             if collects:
                 gc.enable()
+        if not self.num_regions:
+            raise InconsistentRequest(
+                "fixed: no plan is left; the choices contradict each other, the cluster or the client's features"
+            )
         bound = self._bound() if self.is_counted else 0
         self._tidy()
         return Found(

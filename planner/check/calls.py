@@ -1,6 +1,6 @@
 """What the calls of a plan keep, need and make under its activation policies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.check.parts import PlannedCall, planned_calls
@@ -44,6 +44,8 @@ class CheckpointedBlock:
     """Inputs that no part saves: the checkpoint holds them from the recomputation to the end of the backward."""
     shared_bytes: int
     """Shared tensors that the block saves first; its first part keeps them once it is recomputed."""
+    shared_inputs_bytes: int
+    """Of these, those that only checkpoints keep; part of `held_bytes`."""
 
 
 class Calls:
@@ -124,11 +126,11 @@ class Calls:
     def _kept_alone(self, index: int) -> int:
         return self.liveness(index).kept_bytes(self._micro_batch, self._sequence)
 
-    def _shared_bytes(self, origin: int) -> int:
+    def _shared_bytes(self, origin: int, kept_by: Collection[KeptBy] = tuple(KeptBy)) -> int:
         return sum(
             self.at(tensor.size_bytes)
             for tensor in self._model.shared
-            if tensor.first_call == origin and self._is_kept(tensor)
+            if tensor.first_call == origin and tensor.kept_by in kept_by and self._is_kept(tensor)
         )
 
     def _is_kept(self, tensor: SharedTensor) -> bool:
@@ -176,6 +178,7 @@ class Calls:
         assert full is not None, "checked with the structure of the plan"
         is_first = self._first_parts[first.origin] == indices[0]
         shared = self._shared_bytes(first.origin) if is_first else 0
+        shared_inputs = self._shared_bytes(first.origin, (KeptBy.FULL,)) if is_first else 0
         running = [index for index in indices if self.kind(index).output_requires_grad]
         saving = [index for index in running if self.kind(index).none.saved]
         none = self._model.kinds[whole.kind].none
@@ -188,8 +191,9 @@ class Calls:
             recomputed_to=max(saving or running, default=None),
             forward=full.forward,
             kept_bytes=kept_bytes,
-            held_bytes=max(0, kept_bytes - saved_inputs),
+            held_bytes=max(0, kept_bytes - saved_inputs) + shared_inputs,
             shared_bytes=shared,
+            shared_inputs_bytes=shared_inputs,
         )
 
 

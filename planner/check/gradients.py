@@ -93,7 +93,11 @@ class Gradients:
 
     def keep_in_reduce_dtype(self) -> None:
         """Cast what a post-backward without reduction leaves; gradients of the right type stay where they are."""
-        cast = [item for item in self._delivered.values() if item.reduced is not item.gathered]
+        cast = [
+            parameter
+            for parameter in self._unit.parameters
+            if parameter.name in self._delivered and parameter.reduced is not parameter.gathered
+        ]
         for parameter in cast:
             self._machine.allocate(Stream.COMPUTE, _GRADIENTS, parameter.accumulated_bytes)
             self._machine.free(Stream.COMPUTE, _GRADIENTS, parameter.gradient_bytes)

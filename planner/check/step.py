@@ -59,7 +59,9 @@ def recompute(request: PlanRequest, decisions: Decisions, costs: StepCosts | Non
     problems = structural_problems(request, decisions)
     if problems:
         raise InconsistentRequest("; ".join(problems))
-    return Replay(request, decisions, costs or CostModel.of_plan(request, decisions)).run()
+    workload = request.workload.model_copy(update={"micro_batch": decisions.micro_batch})
+    planned = request.model_copy(update={"workload": workload})
+    return Replay(planned, decisions, costs or CostModel.of_plan(planned, decisions)).run()
 
 
 def treats_alike(decisions: Decisions) -> bool:

@@ -119,8 +119,8 @@ class Walk:
             self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: max(0, live_bytes)})
         self._compute(duration_ns, kernels, host_waits=self.calls.host_waits(index))
 
-    def _keep(self, index: int) -> None:
-        self._kept[index] = self.calls.kept_bytes(index)
+    def _keep(self, index: int, but_bytes: int = 0) -> None:
+        self._kept[index] = self.calls.kept_bytes(index) - but_bytes
         self.machine.allocate(Stream.COMPUTE, _ACTIVATIONS, self._kept[index])
 
     def _send(self, index: int) -> None:
@@ -222,7 +222,7 @@ class Walk:
             self.costs.recompute_kernels(name) if is_last else self.costs.forward_kernels(name),
             counted_bytes=block.held_bytes,
         )
-        self._keep(index)
+        self._keep(index, but_bytes=block.shared_inputs_bytes if index == block.first else 0)
         after = self.calls.at(self.calls.liveness(index).after_forward) - block.held_bytes
         self._handed_bytes = 0 if is_last else max(0, after)
         self.machine.allocate(Stream.COMPUTE, MemoryCategory.TRANSIENTS, self._handed_bytes)

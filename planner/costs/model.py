@@ -179,7 +179,16 @@ class CostModel:
     def taken_bytes(self, demands: Demands) -> int:
         """What further demands take from the budget: communicators. Nothing where the request states the budget."""
         mesh, topology = self._partial.mesh, self._partial.topology
-        return self.budget.budget_bytes - budget(self._request, mesh, topology, demands).budget_bytes
+        if self._request.limits.memory_bytes is not None:
+            return 0
+        return budget(self._request, mesh, topology, demands).communicators_bytes - self.budget.communicators_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is taken from the device whatever is decided; nothing where the request states the budget."""
+        if self._request.limits.memory_bytes is not None:
+            return 0
+        return self.budget.context_bytes + self.budget.communicators_bytes + self.budget.other_bytes
 
     def partial_reshard_bytes(self, ranks: int) -> int:
         """What a unit takes from the budget that is resharded to so many ranks: its communicator."""

@@ -335,10 +335,6 @@ class ModelDescription(Document):
 
     def iter_parameters(self) -> tuple[tuple[str, Parameter], ...]:
         """All `(full name, parameter)`, ties included, in registration order."""
-        return self._named_parameters
-
-    @cached_property
-    def _named_parameters(self) -> tuple[tuple[str, Parameter], ...]:
         return tuple(
             (f"{module.path}.{parameter.name}" if module.path else parameter.name, parameter)
             for module in self.modules

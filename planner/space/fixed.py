@@ -85,3 +85,9 @@ def refuse_unknown_knobs(fixed: tuple[FixedChoice, ...], knobs: set[str]) -> Non
                 f"fixed[{index}].knob: {choice.knob!r} matches no knob; use one of {', '.join(GLOBAL_KNOBS)}, "
                 "or a module pattern such as 'layers.*.reshard_after_forward' or 'layers.*.activation'"
             )
+
+
+def keeps_choices(fixed: tuple[FixedChoice, ...], knobs: set[str]) -> bool:
+    """Whether each fixed choice is about one of these knobs or a global one: where it is not, it would be lost."""
+    known = {*knobs, *GLOBAL_KNOBS}
+    return all(any(fnmatchcase(knob, choice.knob) for knob in known) for choice in fixed)

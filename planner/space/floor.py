@@ -128,6 +128,8 @@ def _forward_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
 def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[int, int, int, int]:
     """Reduce-scatters (with all-reduces where they share the link), all-reduces, computation, least time of all."""
     sizes, kinds = inputs.sizes, inputs.partition.model.kinds
+    apart = knobs.separate_reduce_scatter_group and costs.concurrent_collectives
+    shares_link = costs.all_reduce_shares_link and not apart
     calls = [
         costs.backward_ns(call.kind) if kinds[call.kind].output_requires_grad else 0
         for call in inputs.partition.model.calls
@@ -146,13 +148,13 @@ def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[
         if knobs.all_reduces:
             alls_ns += costs.all_reduce_ns(sizes[unit].reduce_output)
         before_ns = done_ns[0 if unit == ROOT else first] + total_copies_ns - copies_ns
-        last_ns = scatters_ns + (alls_ns if costs.all_reduce_shares_link else 0)
+        last_ns = scatters_ns + (alls_ns if shares_link else 0)
         least_ns = max(least_ns, before_ns + last_ns, before_ns + alls_ns)
     at_end_ns = 0
     if knobs.reduces and sizes[ROOT].reduce_input:
         at_end_ns += costs.reduce_scatter_ns(sizes[ROOT].reduce_input) if knobs.shard > 1 else 0
         at_end_ns += costs.all_reduce_ns(sizes[ROOT].reduce_output) if knobs.all_reduces else 0
-    link_ns = scatters_ns + (alls_ns if costs.all_reduce_shares_link else 0)
+    link_ns = scatters_ns + (alls_ns if shares_link else 0)
     return link_ns, alls_ns, done_ns[0] + total_copies_ns + at_end_ns, least_ns
 
 
@@ -304,7 +306,9 @@ def _kept_by_calls(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterat
             [
                 (
                     liveness_of(kind, option).kept_bytes(inputs.micro_batch, inputs.sequence),
-                    0 if option == KEEP else costs.recompute_ns(name, option.saved_ops),
+                    costs.recompute_ns(name, option.saved_ops)
+                    if option != KEEP and kind.output_requires_grad
+                    else 0,
                 )
                 for option in options
             ],

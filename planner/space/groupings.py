@@ -96,7 +96,7 @@ def _are_neighbours(model: ModelDescription, blocks: Sequence[str]) -> bool:
 def _halves(model: ModelDescription, blocks: Sequence[str]) -> Modules | None:
     """Each block as units of a norm and the module after it; None where the parts of some block are not these."""
     kinds = {call.path: model.kinds[call.kind] for call in model.calls}
-    with_parameters = {module.path for module in model.modules if model.parameter_sets[module.parameters]}
+    with_parameters = {name.rpartition(".")[0] for name, _ in model.iter_parameters()}
     above = _with_parents(with_parameters)
     found: list[tuple[str, ...]] = []
     below: dict[str, list[str]] = {}

@@ -24,7 +24,6 @@ from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
 from planner.program.units import Partition, partition
 from planner.schema import (
-    ClientFeature,
     Decisions,
     InconsistentRequest,
     MeshPlan,
@@ -35,7 +34,7 @@ from planner.schema import (
 from planner.schema.base import MAX_INTEGER
 from planner.simulate.host import HostMemory
 from planner.space.candidate import Candidate, Offload, Setting, candidates, num_micro_batches, settings
-from planner.space.fixed import NoValueLeft, refuse_unknown_knobs
+from planner.space.fixed import NoValueLeft, keeps_choices, refuse_unknown_knobs
 from planner.space.floor import floor_bytes, floor_ns
 from planner.space.knobs import decisions_of, knob_names, open_knobs, prefetch_targets
 from planner.space.problem import Runs, problem_of
@@ -90,7 +89,7 @@ class Goal:
     @classmethod
     def of(cls, request: PlanRequest) -> "Goal":
         """The goal of a request."""
-        aim = Aim.MAKESPAN if request.objective is Objective.STEP_TIME else Aim.MEMORY
+        aim = Aim.MAKESPAN if request.objective is Objective.STEP_TIME else Aim.PEAK
         return cls(aim=aim, step_time_ns=request.limits.step_time_ns)
 
 
@@ -151,10 +150,11 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     refusals: list[ShardwrightError] = []
     found = 0
     goal = goal or Goal.of(request)
-    if goal.aim is Aim.MEMORY and goal.is_budgeted and request.limits.memory_bytes is None:
-        request = _without_communicators(request)
     for candidate in candidates(request, offloads=offloads):
-        knobs = (knobs or set()) | knob_names(candidate)
+        names = knob_names(candidate)
+        knobs = (knobs or set()) | names
+        if not keeps_choices(request.fixed, names):
+            continue
         place = (candidate.micro_batch, candidate.mesh)
         if place not in meshes:
             meshes[place] = Sharding(_with_micro_batch(request, candidate.micro_batch), candidate.mesh)
@@ -174,13 +174,6 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
         raise refusals[0]
 
 
-def _without_communicators(request: PlanRequest) -> PlanRequest:
-    """Least memory is that of tensors: knobs that take communicators from the budget instead are left out."""
-    apart = (ClientFeature.RESHARD_INTEGER, ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP)
-    known = tuple(ClientFeature) if request.client_features is None else request.client_features
-    return request.model_copy(update={"client_features": tuple(f for f in known if f not in apart)})
-
-
 def _with_micro_batch(request: PlanRequest, micro_batch: int) -> PlanRequest:
     workload = request.workload.model_copy(update={"micro_batch": micro_batch})
     return request.model_copy(update={"workload": workload})
@@ -190,13 +183,16 @@ def _regions_of(request: PlanRequest, candidate: Candidate, opening: "Opening") 
     groups: dict[tuple[int, bool], list[Setting]] = {}
     for setting in settings(request, candidate, opening.costs):
         groups.setdefault((setting.backward_prefetch, setting.separate_group), []).append(setting)
-    floor = opening.floor_ns(candidate)
-    for members in groups.values():
+    floors = {
+        group: opening.floor_ns(candidate.with_setting(Setting(separate_group=group)))
+        for group in {separate for _, separate in groups}
+    }
+    for (_, separate), members in groups.items():
         yield Region(
             candidate=candidate.with_setting(members[0]),
             settings=tuple(members),
             opening=opening,
-            floor_ns=floor,
+            floor_ns=floors[separate],
         )
 
 
@@ -295,7 +291,7 @@ class Opening:
     def open(self, candidate: Candidate) -> OpenCandidate:
         """The problem of a global choice under its setting."""
         knobs, decisions = self._knobs(candidate)
-        problem = self._problem(self._programs(knobs), decisions, candidate)
+        problem = self._problem(self._programs(knobs), knobs, decisions, candidate)
         return self._opened(candidate, knobs, decisions, problem)
 
     def floor_ns(self, candidate: Candidate) -> int | None:
@@ -347,8 +343,8 @@ class Opening:
             reduce_scatter_max_input_buffers=min(setting.reduce_buffers for setting in members),
         )
         free = [(_with_free_gathers(program), num) for program, num in self._programs(fast)]
-        times = self._problem(free, decisions, candidate)
-        memory = self._problem(self._programs(lean), decisions, candidate)
+        times = self._problem(free, knobs, decisions, candidate)
+        memory = self._problem(self._programs(lean), knobs, decisions, candidate)
         return self._opened(candidate, knobs, decisions, combine(times, memory))
 
     def _knobs(self, candidate: Candidate) -> tuple[Knobs, tuple[Decision, ...]]:
@@ -362,25 +358,28 @@ class Opening:
             require_exact(program, self.costs.sources(), num_micro_batches=runs, optimizer_ns=self.optimizer_ns)
         return programs
 
-    def _problem(self, programs: Runs, decisions: tuple[Decision, ...], candidate: Candidate) -> Problem:
+    def _problem(
+        self, programs: Runs, knobs: Knobs, decisions: tuple[Decision, ...], candidate: Candidate
+    ) -> Problem:
         demands = Demands(separate_reduce_scatter_group=candidate.setting.separate_group)
-        taken = self.costs.taken_bytes(demands)
-        reserves = (*([Reserve(amount=taken)] if taken else ()), *self._communicators(decisions))
+        taken = self.costs.taken_bytes(demands) + (0 if self._goal.is_budgeted else self.costs.reserved_bytes)
+        reserves = (*([Reserve(amount=taken)] if taken else ()), *self._communicators(knobs))
         return problem_of(
             programs,
             decisions,
             aim=self.aim,
             budget_bytes=self.costs.budget.budget_bytes if self._goal.is_budgeted else None,
             deadline_ns=None if self.deadline_ns is None else self.deadline_ns - self.optimizer_ns,
-            reserves=reserves if self._goal.is_budgeted else (),
+            reserves=reserves,
         )
 
-    def _communicators(self, decisions: tuple[Decision, ...]) -> Iterator[Reserve]:
+    def _communicators(self, knobs: Knobs) -> Iterator[Reserve]:
         """Of each unit that is resharded in part."""
-        for number, decision in enumerate(decisions):
-            for value, label in enumerate(decision.labels):
-                if label.isdecimal():
-                    yield Reserve(amount=self.costs.partial_reshard_bytes(int(label)), when=((number, value),))
+        for choice in knobs.reshard:
+            for value, when in choice:
+                if not isinstance(value, bool):
+                    amount = self.costs.partial_reshard_bytes(value)
+                    yield Reserve(amount=amount, when=tuple((literal.decision, literal.value) for literal in when))
 
     def _opened(
         self, candidate: Candidate, knobs: Knobs, decisions: tuple[Decision, ...], problem: Problem

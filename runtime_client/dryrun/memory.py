@@ -1,12 +1,16 @@
 """Peak memory of the real FSDP2 code, counted tensor by tensor, on the device and in host memory."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import register_multi_grad_hook
+from torch.distributed._tools import mod_tracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from planner.schema import Decisions, OptimizerGroup
@@ -116,7 +120,7 @@ class _PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
     def phase(self, run: Callable[[], None]) -> PhasePeak:
         """Run something and return its peak."""
         self.reset_mod_stats()
-        with self:
+        with self, _hooks_that_hold_no_gradients():
             self._peak, self._peak_host_bytes = self._now(), self.host_bytes()
             run()
         return replace(self._peak, host_bytes=self._peak_host_bytes)
@@ -154,6 +158,20 @@ class _PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         self._operation = str(func)
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _hooks_that_hold_no_gradients() -> Iterator[None]:
+    """ModTracker's hook on several inputs of a module holds their gradients until the last of them is there.
+
+    Nobody holds them without a tracker; here a module counts as done when the first of them is there.
+    """
+    without_holding = partial(register_multi_grad_hook, mode="any")
+    mod_tracker.register_multi_grad_hook = without_holding  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        mod_tracker.register_multi_grad_hook = register_multi_grad_hook  # type: ignore[attr-defined]
 
 
 def _tensors(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[torch.Tensor]:

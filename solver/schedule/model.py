@@ -262,11 +262,20 @@ class ScheduleModel:
         terms = self._makespans
         return Tracked(sum(n * makespan.expr for n, makespan in terms), sum(n * m.value for n, m in terms))
 
+    def _goal(self) -> Expr:
+        match self.problem.aim:
+            case Aim.MAKESPAN:
+                return self._total().expr
+            case Aim.MEMORY:
+                return self._needed()
+            case Aim.PEAK:
+                return sum(peak.variable for peak in self._peaks)
+
     def minimize(self, cutoff: int | None = None) -> None:
         """Min of what the problem aims at; `cutoff` asks for a value of at most that. Total <= deadline."""
         if self.problem.deadline is not None:
             self.model.add(self._total().expr <= self.problem.deadline)
-        goal = self._needed() if self.problem.aim is Aim.MEMORY else self._total().expr
+        goal = self._goal()
         if cutoff is not None:
             self.model.add(goal <= cutoff)
         self.model.minimize(goal)

@@ -99,6 +99,7 @@ class Aim(Enum):
 
     MAKESPAN = auto()
     MEMORY = auto()
+    PEAK = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,13 @@ class Problem:
 
     def value(self, evaluation: "Evaluation") -> int:
         """What is minimised, of an assignment."""
-        return evaluation.makespan if self.aim is Aim.MAKESPAN else evaluation.needed
+        match self.aim:
+            case Aim.MAKESPAN:
+                return evaluation.makespan
+            case Aim.MEMORY:
+                return evaluation.needed
+            case Aim.PEAK:
+                return evaluation.peak
 
     def violation(self, evaluation: "Evaluation") -> tuple[int, int]:
         """Memory over the budget and time over the deadline; two zeros are feasible."""

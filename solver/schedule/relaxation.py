@@ -116,12 +116,13 @@ class _Small:
             self._model.add(sum(counts) == len(members))
             if members[0] in fixed:
                 self._model.add(counts[fixed[members[0]]] == len(members))
-        self._needed = self._expr(reserves)
+        self._peaks: cp_model.LinearExpr | int = 0
         for group in relaxation.pool_rows:
             peak = self._model.new_int_var(0, _most(group), "K")
             for row in group:
                 self._model.add(peak >= self._expr(row))
-            self._needed = self._needed + peak
+            self._peaks = self._peaks + peak
+        self._needed = self._peaks + self._expr(reserves)
         self._makespan: cp_model.LinearExpr | int = 0
         for one, group in zip(problem.rounds, relaxation.time_rows, strict=True):
             makespan = self._model.new_int_var(0, _most(group), "M")
@@ -142,7 +143,7 @@ class _Small:
             self._model.add(self._needed <= self._problem.budget)
         if self._problem.deadline is not None:
             self._model.add(self._makespan <= self._problem.deadline)
-        goal = self._needed if self._problem.aim is Aim.MEMORY else self._makespan
+        goal = {Aim.MEMORY: self._needed, Aim.PEAK: self._peaks, Aim.MAKESPAN: self._makespan}[self._problem.aim]
         self._model.minimize(goal)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1

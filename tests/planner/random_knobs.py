@@ -26,6 +26,7 @@ from planner.schema import (
     SavedTensor,
     SelectiveCheckpoint,
     ShardDim,
+    SharedTensor,
     StateTier,
     UnitPlan,
     Work,
@@ -85,6 +86,11 @@ def random_nested_case(seed: int) -> tuple[PlanRequest, Decisions]:
     if rng.random() < 0.5:
         kinds = {name: _with_flight(kind, rng) for name, kind in model.kinds.items()}
         model = model.model_copy(update={"kinds": kinds})
+    if rng.random() < 0.5 and len({call.path for call in model.calls}) == len(model.calls):
+        first, last = sorted(rng.choices(range(len(model.calls)), k=2))
+        size_bytes, kept_by = Polynomial(one=rng.randint(1, 300)), rng.choice(list(KeptBy))
+        shared = SharedTensor(size_bytes=size_bytes, first_call=first, last_call=last, kept_by=kept_by)
+        model = model.model_copy(update={"shared": (shared,)})
     request = _with_host_link(
         nested_request(
             model,

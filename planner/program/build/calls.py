@@ -175,8 +175,7 @@ class Calls:
 
         Inputs of the block that its parts do not save are held by the checkpoint to the end of its backward.
         """
-        for part in range(block.first, block.last + 1):
-            self._shared.free(part)
+        self._shared.begin_recomputation(block.first)
         self.drop_kept(block)
         moment = f"recomputation of {block.path}"
         self._emitter.allocate(f"I{block.first}", Stream.COMPUTE, _ACTIVATIONS, self._held_bytes(block), moment)
@@ -196,6 +195,7 @@ class Calls:
     def end_backward(self, block: ExpandedBlock) -> None:
         """The checkpoint lets go of the block's inputs."""
         self._emitter.free(f"I{block.first}")
+        self._shared.end_backward()
 
     def recompute_part(self, call: int, block: ExpandedBlock, *, stops: bool) -> None:
         """Run a part of a checkpointed block again; the recomputation `stops` once all that is needed is there.
@@ -205,7 +205,7 @@ class Calls:
         entry = self._model.calls[call]
         name, kind = entry.kind, self.kind(call)
         options = list(self._options(call))
-        held = self._held_bytes(block)
+        held = self._held_bytes(block) + self._shared.held_bytes
         self._in_recomputation.land()
         self._touch_forward(call, "recomputation", options, held)
         durations = self._durations

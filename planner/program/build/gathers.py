@@ -44,7 +44,7 @@ class Gathers:
         ]
         self._pending: dict[int, list[int]] = {}
         self._copy_outs: dict[int, int] = {}
-        self._resharded: dict[int, int] = {}
+        self._resharded: dict[tuple[int, int], int] = {}
         """Copies that the next gather of a partially resharded unit reads."""
         self._generations = [0] * len(inputs.sizes)
         """How often each unit was copied out; names its gather's buffer, of which two may be alive."""
@@ -108,7 +108,7 @@ class Gathers:
         emitter, durations = self._emitter, self._durations
         is_partial = ranks < self._knobs.shard
         if is_partial:
-            self._wait_gather_streams(self._resharded[unit], when)
+            self._wait_gather_streams(self._resharded[unit, ranks], when)
         size = self._sizes[unit].gathered
         share = size // ranks
         moment = f"gather of {emitter.name(unit)} in {pass_type}"
@@ -276,7 +276,7 @@ class Gathers:
             emitter.touch(parts, moment, both(when, under))
         emitter.free(f"U{unit}", when)
         emitter.allocate(f"F{unit}", Stream.COMPUTE, _UNSHARDED, share, moment, when)
-        self._resharded[unit] = emitter.operation(
+        self._resharded[unit, ranks] = emitter.operation(
             OperationKind.RESHARD,
             unit,
             Stream.COMPUTE,

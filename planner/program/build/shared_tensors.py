@@ -21,6 +21,8 @@ class SharedTensors:
         for index, tensor in enumerate(self._model.shared):
             size = tensor.size_bytes.at(inputs.micro_batch, inputs.sequence)
             self._first_kept[tensor.first_call].append((f"X{index}", size, tensor))
+        self._held: dict[str, int] = {}
+        """Those that a checkpoint holds while its block has its backward, and their bytes."""
 
     def first_kept_bytes(self, call: int) -> int:
         """Bytes of those whose first call this is."""
@@ -30,13 +32,31 @@ class SharedTensors:
         """Allocate those whose first call this is."""
         for name, size, tensor in self._first_kept.get(call, ()):
             when = self._condition(tensor)
-            if when is not None:
+            if when is not None and name not in self._held:
                 self._emitter.allocate(name, Stream.COMPUTE, MemoryCategory.ACTIVATIONS, size, moment, when)
 
     def free(self, call: int) -> None:
-        """Free those whose first call this is, in its backward."""
+        """Free those whose first call this is, in its backward, unless a checkpoint holds them."""
         for name, _, _ in self._first_kept.get(call, ()):
+            if name not in self._held:
+                self._emitter.free(name)
+
+    def begin_recomputation(self, first: int) -> None:
+        """The first part of a checkpointed block keeps from now on what it saves; the checkpoint holds inputs."""
+        tensors = self._first_kept.get(first, ())
+        self._held = {name: size for name, size, tensor in tensors if tensor.kept_by is KeptBy.FULL}
+        self.free(first)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what the checkpoint of the block that has its backward holds."""
+        return sum(self._held.values())
+
+    def end_backward(self) -> None:
+        """The checkpoint lets go of what it holds."""
+        for name in self._held:
             self._emitter.free(name)
+        self._held = {}
 
     def _condition(self, tensor: SharedTensor) -> Condition | None:
         """When the tensor is kept; None: never."""

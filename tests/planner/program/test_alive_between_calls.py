@@ -1,6 +1,16 @@
 """Bytes between calls that FSDP2's hooks find: the cast of the output, inputs of a call, recomputed parts."""
 
-from planner.schema import OUTPUT_PATH, Call, CallRole, Decisions, ModelDescription, PlanRequest, Polynomial
+from planner.schema import (
+    OUTPUT_PATH,
+    Call,
+    CallRole,
+    Decisions,
+    KeptBy,
+    ModelDescription,
+    PlanRequest,
+    Polynomial,
+    SharedTensor,
+)
 from planner.simulate import replay
 from planner.simulate.predict import program_of
 from tests.planner.check.nested import Knobs, nested_decisions, nested_model, nested_request
@@ -67,3 +77,16 @@ def test_recomputed_parts_hand_on_what_they_did_and_the_checkpoint_holds_the_inp
     assert found["after recomputation of layers.0.norm"] == whole + 256 + 4 + 16 + 26
     assert found["copy-out of layers.0.attn in recomputation"] == whole + 256 + 256 + 4 + 16 + 26
     assert found["after recomputation of layers.0.mlp"] == whole + 256 + 4 + 3 * 16
+
+
+def test_a_checkpoint_holds_inputs_that_its_parts_do_not_save_to_the_end_of_its_backward() -> None:
+    # As above; the block is the first to hold 1,000 B more, which are among what is alive after its parts.
+    model = nested_model(1, root=False)
+    model = living(living(model, "norm", after_forward=1_030), "attn", after_forward=1_030)
+    table = SharedTensor(size_bytes=Polynomial(one=1_000), first_call=0, last_call=0, kept_by=KeptBy.FULL)
+    request = nested_request(model.model_copy(update={"shared": (table,)}))
+    found = totals(request, nested_decisions(request, Knobs(units=("attn", ""), checkpoint=True)))
+    whole = 1_152 + 512 + 1_000
+    assert found["after recomputation of layers.0.norm"] == whole + 256 + 4 + 16 + 26
+    # Attn and the last gradient of three are reduced: R 256 and D 128. Norm makes the last gradient of the block.
+    assert found["after backward of layers.0.norm"] == whole + 4 + 2 * 256 + 256 + 128

@@ -51,6 +51,7 @@ KNOBS_SAMPLE = {
         Configuration(precision="bf16-fp16", mesh=(8, 1)),
         Configuration(checkpoint="selective-second", precision="bf16-fp32"),
         Configuration(inside="all", reshard="mixed", checkpoint="second"),
+        Configuration(model="t5", inside="first", checkpoint="all"),
         Configuration(precision="bf16-fp32-out", reshard="keep", blocks_per_unit=2),
         Configuration(
             model="llama-half-frozen",
