@@ -55,7 +55,7 @@ def test_slow_links_between_nodes_make_the_plan_hybrid() -> None:
 
 def test_measured_durations_are_used_and_marked() -> None:
     request = request_for("gpt-2", "rtx4090-4")
-    block = next(kind for kind in request.model.kinds if kind.startswith("block"))
+    block = next(call.kind for call in request.model.calls if call.kind.startswith("block"))
     profile = Profile(
         calls=(
             CallMeasurement(
