@@ -79,9 +79,16 @@ def _cuts(request: PlanRequest) -> Iterator[tuple[str, Modules]]:
                 "" if size == 1 else f"{size} blocks a unit, ",
                 tuple(tuple(blocks[start : start + size]) for start in range(0, len(blocks), size)),
             )
-    halves = _halves(model, blocks) if groups else None
+    halves = _halves(model, blocks) if groups and _are_parts_measured(request) else None
     if halves and allowed(request, {"blocks_per_unit": 1, "split_blocks": True}):
         yield "blocks in halves, ", halves
+
+
+def _are_parts_measured(request: PlanRequest) -> bool:
+    """Whether parts have times like their blocks: a measured block and estimated parts could not be compared."""
+    measured = {call.kind for call in request.profile.calls} if request.profile else set()
+    kinds = request.model.kinds
+    return all(part.kind in measured for name in measured & kinds.keys() for part in kinds[name].parts if part.path)
 
 
 def _are_neighbours(model: ModelDescription, blocks: Sequence[str]) -> bool:
