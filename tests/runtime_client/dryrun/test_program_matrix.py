@@ -72,7 +72,7 @@ KNOBS_SAMPLE = {
             reduce_buffers=2,
         ),
         Configuration(model="albert", reshard="mixed", num_micro_batches=2),
-        Configuration(model="t5", precision="fp32-bf16", inside="all"),
+        Configuration(model="t5", mesh=(1, 256), precision="bf16-fp32", reshard="keep", reduce_buffers=3),
         Configuration(model="whisper", precision="bf16", inside="all", checkpoint="all"),
         Configuration(model="qwen3-moe", precision="bf16-fp32-out", inside="all", checkpoint="all"),
         Configuration(model="llama-half-frozen", mesh=(1, 64), precision="bf16", inside="all", checkpoint="second"),
