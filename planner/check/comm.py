@@ -53,6 +53,8 @@ class CommContext:
     """(bytes, end of its reduce-scatter) of each reduce input not yet given back."""
     post_forward_order: "list[Group]" = field(default_factory=list)
     last_post_reduce: dict[Stream, int] = field(default_factory=dict)
+    times: int = 1
+    """For how many micro-batches the one that is walked stands."""
     num_all_gathers: int = 0
     num_reduce_scatters: int = 0
     num_all_reduces: int = 0
@@ -83,12 +85,12 @@ class CommContext:
         """Whether a reduction of this micro-batch goes over the replicate axis too."""
         return self.is_last_micro_batch or self.gradient_sync is not GradientSync.ALL_REDUCE_ON_LAST
 
-    def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Set the clocks and the counters back."""
+    def begin_micro_batch(self, *, is_last: bool, times: int = 1) -> None:
+        """Set the clocks back; what is issued from now on counts so many times, for as many equal micro-batches."""
         assert self.deferred is None, "the root's forward and every recomputation release it"
         self.machine.restart_clocks()
         self.is_last_micro_batch, self.is_in_backward = is_last, False
-        self.num_all_gathers = self.num_reduce_scatters = self.num_all_reduces = 0
+        self.times = times
 
     def release_deferred(self) -> None:
         """Let the gather streams wait for the deferred copy-out and free its all-gather output."""

@@ -87,7 +87,7 @@ class Gathering:
         duration = self._comm.costs.all_gather_ns(self._gathered_bytes, ranks=ranks if is_partial else None)
         end_ns = self._machine.run(gather, duration, link=Link.SHARD)
         self._pending = Gather(end_ns=end_ns, ranks=ranks, pool=copy_in)
-        self._comm.num_all_gathers += 1
+        self._comm.num_all_gathers += self._comm.times
 
     def _copy_in(self, stream: Stream, share_bytes: int) -> None:
         """Make the inputs of the all-gather, its output, and copy the one into the other."""

@@ -148,7 +148,7 @@ class Reduction:
             machine.run(Stream.REDUCE, comm.costs.copy_ns(size_bytes, size_bytes))
         if comm.mesh.shard == 1:
             return machine.run(Stream.REDUCE, comm.costs.copy_ns(size_bytes, size_bytes))
-        comm.num_reduce_scatters += 1
+        comm.num_reduce_scatters += comm.times
         duration = comm.costs.reduce_scatter_ns(size_bytes)
         return machine.run(Stream.REDUCE, duration, link=comm.reduce_scatter_link)
 
@@ -174,7 +174,7 @@ class Reduction:
         machine.wait_stream(Stream.ALL_REDUCE, Stream.REDUCE)
         duration = comm.costs.all_reduce_ns(output_bytes)
         self._all_reduced_ns = machine.run(Stream.ALL_REDUCE, duration, link=comm.all_reduce_link)
-        comm.num_all_reduces += 1
+        comm.num_all_reduces += comm.times
         return Stream.ALL_REDUCE
 
     def _post_reduce(self, taken: Sequence[FullGradient], sizes: ReduceSizes, stream: Stream) -> None:

@@ -22,9 +22,8 @@ from planner.schema.request import PlanRequest
 class Recomputed:
     """What the checker finds for one rank.
 
-    Where the knobs treat all micro-batches alike, counts and `micro_batch_ns` are those of each of them (of one
-    that accumulates when there are several). Otherwise they are those of the last micro-batch, and memory is the
-    worst of all of them.
+    Where the knobs treat all micro-batches alike, `micro_batch_ns` is that of each of them (of one that accumulates
+    when there are several). Otherwise it is that of the last one, and memory is the worst of all of them.
     """
 
     step_time_ns: int
@@ -41,6 +40,7 @@ class Recomputed:
     host_budget_bytes: int
     """0 when the cluster does not say."""
     num_all_gathers: int
+    """In one optimizer step, over all its micro-batches."""
     num_reduce_scatters: int
     num_all_reduces: int
 
@@ -94,14 +94,12 @@ class Replay(Walk):
         """Run one optimizer step."""
         self.allocate_persistent()
         num, is_alike = self.decisions.num_micro_batches, treats_alike(self.decisions)
-        if num == 1 or is_alike:
-            micro_batch_ns = self.walk(is_last=True)
-            total_ns = num * micro_batch_ns
-        else:
-            first_ns = self.walk(is_last=False)
-            middle_ns = self.walk(is_last=False) if num > 2 else 0
-            micro_batch_ns = self.walk(is_last=True)
-            total_ns = first_ns + (num - 2) * middle_ns + micro_batch_ns
+        walks = [(True, num)] if num == 1 or is_alike else [(False, 1), (False, num - 2), (True, 1)]
+        micro_batch_ns = total_ns = 0
+        for is_last, times in walks:
+            if times:
+                micro_batch_ns = self.walk(is_last=is_last, times=times)
+                total_ns += times * micro_batch_ns
         return self._recomputed(micro_batch_ns, total_ns, self._optimizer_step())
 
     def _recomputed(self, micro_batch_ns: int, total_ns: int, optimizer_ns: int) -> Recomputed:

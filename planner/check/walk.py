@@ -54,9 +54,9 @@ class Walk:
         """Bytes that each checkpointed block keeps now, by its first part."""
         self._blocks_held: dict[int, int] = {}
 
-    def walk(self, *, is_last: bool) -> int:
-        """Run a micro-batch from idle clocks on; its time in nanoseconds."""
-        self.comm.begin_micro_batch(is_last=is_last)
+    def walk(self, *, is_last: bool, times: int = 1) -> int:
+        """Run a micro-batch from idle clocks on, for so many like it; the time of one in nanoseconds."""
+        self.comm.begin_micro_batch(is_last=is_last, times=times)
         for group in self.groups.values():
             group.begin_micro_batch()
         self.forward()

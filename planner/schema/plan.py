@@ -228,7 +228,7 @@ class Predictions(Part):
     tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
     model_flops_utilization: Annotated[float, Field(ge=0)] = 0.0
     num_all_gathers: Count = 0
-    """Per micro-batch."""
+    """In one optimizer step, over all its micro-batches."""
     num_reduce_scatters: Count = 0
     num_all_reduces: Count = 0
     sources: tuple[SourcedNumber, ...] = ()

@@ -150,7 +150,6 @@ def predictions_of(
     tokens = request.workload.global_batch * request.workload.sequence
     seconds = step_ns / 1e9
     flops = decisions.num_micro_batches * costs.model_flops()
-    last = runs[-1]
     host = _host_memory(built)
     return Predictions(
         step_time_ns=step_ns,
@@ -162,9 +161,9 @@ def predictions_of(
         host_budget_bytes=costs.host_budget_bytes if host.total_bytes else 0,
         tokens_per_s=round(tokens / seconds, 3) if seconds else 0.0,
         model_flops_utilization=round(flops / (seconds * costs.peak_flops_per_s), 6) if seconds else 0.0,
-        num_all_gathers=last.count(OperationKind.ALL_GATHER),
-        num_reduce_scatters=last.count(OperationKind.REDUCE_SCATTER),
-        num_all_reduces=last.count(OperationKind.ALL_REDUCE),
+        num_all_gathers=sum(num * run.count(OperationKind.ALL_GATHER) for run, num in counted),
+        num_reduce_scatters=sum(num * run.count(OperationKind.REDUCE_SCATTER) for run, num in counted),
+        num_all_reduces=sum(num * run.count(OperationKind.ALL_REDUCE) for run, num in counted),
         sources=costs.sources(),
     )
 

@@ -74,12 +74,10 @@ def counted(issued: list[str]) -> list[int]:
 
 
 def predicted(plan: Plan) -> list[int]:
-    decisions, numbers = plan.body.decisions, plan.body.predictions
-    assert decisions is not None
+    numbers = plan.body.predictions
     assert numbers is not None
-    num_micro_batches = NUM_STEPS * decisions.num_micro_batches
     return [
-        num_micro_batches * count
+        NUM_STEPS * count
         for count in (numbers.num_all_gathers, numbers.num_reduce_scatters, numbers.num_all_reduces)
     ]
 

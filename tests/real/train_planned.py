@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 
 from planner.schema import Decisions, Plan, PlanRequest
+from planner.schema.plan import GradientSync
 from runtime_client.apply import apply_plan
 from runtime_client.client import PlanClient
 from tests.real.small_llama import MICRO_BATCH, NUM_MICRO_BATCHES, NUM_STEPS, SEQUENCE, VOCABULARY, build_model
@@ -61,6 +62,23 @@ def shard_by_hand(model: nn.Module, decisions: Decisions) -> None:
             module.set_modules_to_backward_prefetch([model.get_submodule(path) for path in unit.backward_prefetch])
 
 
+def accumulate_by_hand(model: nn.Module, decisions: Decisions) -> Callable[[int], None]:
+    """What a training loop calls before each micro-batch."""
+
+    def begin(index: int) -> None:
+        is_last = index == decisions.num_micro_batches - 1
+        match decisions.runtime.gradient_sync:
+            case GradientSync.LAST_MICRO_BATCH:
+                model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            case GradientSync.ALL_REDUCE_ON_LAST:
+                model.set_requires_all_reduce(is_last)  # type: ignore[operator]
+        for unit in decisions.units:
+            if not unit.reshard_after_backward:
+                model.get_submodule(unit.modules[0]).set_reshard_after_backward(is_last, recurse=False)  # type: ignore[operator]
+
+    return begin
+
+
 def train(model: nn.Module, begin: Callable[[int], None]) -> dict[str, object]:
     """Five AdamW steps on data of this rank: losses bit by bit, and what was communicated."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -93,7 +111,7 @@ def main() -> None:
     planned = train(applied.model, applied.begin_micro_batch)
     model = build_model()
     shard_by_hand(model, applied.decisions)
-    by_hand = train(model, lambda index: None)
+    by_hand = train(model, accumulate_by_hand(model, applied.decisions))
     print(json.dumps({"plan_id": plan.envelope.plan_id, "plan": planned, "hand": by_hand}))
     dist.destroy_process_group()
 

@@ -93,7 +93,7 @@ def step_part(predictions: Predictions) -> RenderableType:
     title = Text.assemble(("One step", "title"), (f"  ({milliseconds(total)} ms)", "quiet"))
     parts: list[RenderableType] = [title, StackedBar(segments=segments, scale=total)]
     if counts:
-        parts.append(indented(Text(f"{counts} per micro-batch", style="quiet")))
+        parts.append(indented(Text(f"{counts}", style="quiet")))
     return Group(*parts)
 
 
