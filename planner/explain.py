@@ -154,6 +154,8 @@ def _changed(path: str, before: str, after: str) -> Difference:
 
 def _unit_values(a: UnitPlan, b: UnitPlan, field: str) -> tuple[str, str]:
     before, after = getattr(a, field), getattr(b, field)
+    if field == "layouts":
+        return ", ".join(before) or "even", ", ".join(after) or "even"
     if field not in ("forward_prefetch", "backward_prefetch"):
         return _value(before, none="default"), _value(after, none="default")
     if len(before) == len(after):

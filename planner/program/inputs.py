@@ -169,7 +169,7 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
     plans = [by_unit[unit] for unit in range(len(parts.units))]
     for path, field_ok in (
         ("decisions.layouts", not decisions.layouts),
-        ("decisions.units[..].layout", all(unit.layout is None for unit in plans)),
+        ("decisions.units[..].layouts", not any(unit.layouts for unit in plans)),
         ("decisions.units[..].parameter_tier", all(unit.parameter_tier is not StateTier.NVME for unit in plans)),
         ("decisions.units[..].optimizer_tier", all(u.optimizer_tier is u.parameter_tier for u in plans)),
     ):

@@ -26,17 +26,20 @@ class MeshPlan(Part):
 class LayoutEntry(Part):
     """Place of one parameter in a planned buffer."""
 
-    parameter: str
+    parameter: Name
+    """Its original name; any one of the names of a tied parameter."""
     offset_elements: Count
     num_elements: Count
 
 
 class Layout(Part):
-    """A ragged buffer; units without one use FSDP2's even dim-0 sharding."""
+    """A ragged buffer over the ranks of the shard group; units without one use FSDP2's even dim-0 sharding."""
 
     name: Name
     dtype: DType
+    """In which its parameters are stored."""
     shard_elements: Positive
+    """Elements of each rank: rank r holds those from `r * shard_elements` on."""
     entries: tuple[LayoutEntry, ...]
 
 
@@ -54,7 +57,9 @@ class UnitPlan(Part):
     backward_prefetch: tuple[ModulePath, ...] = ()
     parameter_tier: StateTier = StateTier.DEVICE
     optimizer_tier: StateTier = StateTier.DEVICE
-    layout: str | None = None
+    layouts: tuple[Name, ...] = ()
+    """Buffers of the unit, each named in `Decisions.layouts`: one per storage dtype, requires_grad and optimizer
+    group. Empty means FSDP2's even sharding."""
     num_parameters: Count = 0
     """Elements gathered by this unit (for reading; the client does not use it)."""
 

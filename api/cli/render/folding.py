@@ -92,7 +92,7 @@ def unit_traits(decisions: Decisions) -> list[UnitTraits]:
             activations=_activation_words(unit, decisions.activations),
             prefetch=prefetch[index],
             tiers=_tier_words(unit),
-            layout="even" if unit.layout is None else "ragged",
+            layout="ragged" if unit.layouts else "even",
         )
         for index, unit in enumerate(decisions.units)
     ]

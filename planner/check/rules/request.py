@@ -36,7 +36,7 @@ def size_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
 def not_modelled(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
     """What the contract can say and the checker does not compute."""
     for unit in decisions.units:
-        if unit.layout is not None:
+        if unit.layouts:
             yield f"unit {unit.modules[0]!r}: layouts are not modelled"
     if decisions.layouts:
         yield "layouts are not modelled"
