@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.fsdp2_figures import BUILD, MIB, RANKS, Figure
 from planner.program.build import build_program
 from planner.program.events import OperationKind, Stream
-from planner.program.inputs import knobs_of, partition_of, precision_of, step_inputs
+from planner.program.inputs import knobs_of, partition_of, step_inputs
 from planner.program.predicted import launches_only
 from planner.schema import Decisions, ModelDescription, Workload
 from planner.simulate.replay import Replay, replay
@@ -65,7 +65,7 @@ def played(model: ModelDescription, decisions: Decisions, *, gather: int, reduce
             micro_batch=1,
             sequence=16,
             global_batch=decisions.mesh.num_ranks,
-            precision=precision_of(decisions),
+            precision=decisions.precision,
         ),
         shard=decisions.mesh.shard,
         optimizer_bytes=0,

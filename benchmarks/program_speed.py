@@ -19,7 +19,7 @@ from benchmarks.deep_models import llama_405b
 from benchmarks.record import provenance
 from planner.costs import CostModel
 from planner.program.build import build_program
-from planner.program.inputs import knobs_of, partition_of, precision_of, step_inputs
+from planner.program.inputs import knobs_of, partition_of, step_inputs
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -96,7 +96,7 @@ def timed(num_blocks: int) -> Timed:
     request, decisions = request_for(llama_405b(num_blocks)), decisions_for(num_blocks)
     costs = CostModel.of_plan(request, decisions)
     parts = partition_of(request.model, decisions)
-    workload = request.workload.model_copy(update={"precision": precision_of(decisions)})
+    workload = decisions.decided(request.workload)
     inputs = step_inputs(
         parts, workload, shard=RANKS, optimizer_bytes=0, optimizer_transient_bytes=0, decisions=decisions
     )

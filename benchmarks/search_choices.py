@@ -5,8 +5,8 @@ from random import Random
 
 from benchmarks.search_checks import all_regions
 from planner.program.choices import Decision
-from planner.schema import Decisions, FixedChoice, PlanRequest
-from planner.space.candidate import Offload, Setting, possible_micro_batches
+from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest
+from planner.space.candidate import ACTIVATION_OFFLOADS, Offload, Setting, possible_micro_batches
 from planner.space.knobs import open_knobs
 from planner.space.opened import Region
 
@@ -17,13 +17,14 @@ def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanReques
     """The request with choices of a plan drawn at random fixed, until at most so many plans are left."""
     request = _with_fixed(request, _first_choices(request, rng))
     whole = all_regions(request)
+    (own,) = request.workload.optimizer_groups
     drawn = rng.choice(whole)
     left = [
-        (_global_choices(region, setting), _num_assignments(request, region))
+        (_global_choices(region, setting, own), _num_assignments(request, region))
         for region in whole
         for setting in region.settings
     ]
-    chosen = list(_global_choices(drawn, rng.choice(drawn.settings)).items())
+    chosen = list(_global_choices(drawn, rng.choice(drawn.settings), own).items())
     rng.shuffle(chosen)
     enough = max_plans << rng.randint(0, 6)
     fixed: dict[str, Value] = {}
@@ -43,6 +44,7 @@ def _first_choices(request: PlanRequest, rng: Random) -> dict[str, Value]:
     """Choices that multiply the regions, drawn where anything is left with them; nothing where there is not."""
     drawn: dict[str, Value] = {
         "offload": rng.choice(list(Offload)).value,
+        "activation_offload": rng.choice(ACTIVATION_OFFLOADS),
         "micro_batch": rng.choice(possible_micro_batches(request)),
     }
     known = {choice.knob for choice in request.fixed}
@@ -68,7 +70,7 @@ def _decisions(request: PlanRequest, region: Region) -> tuple[Decision, ...]:
     return decisions
 
 
-def _global_choices(region: Region, setting: Setting) -> dict[str, Value]:
+def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> dict[str, Value]:
     candidate = region.candidate
     units = [unit.modules for unit in candidate.partition.units[1:]]
     is_split = any(module.count(".") > 1 for modules in units for module in modules)
@@ -82,7 +84,10 @@ def _global_choices(region: Region, setting: Setting) -> dict[str, Value]:
         "gradient_sync": candidate.gradient_sync.value,
         "reshard_after_backward": not candidate.keeps_gathered,
         "offload": candidate.offload.value,
-        "micro_batch": candidate.micro_batch,
+        "activation_offload": candidate.activation_offload,
+        "micro_batch": candidate.training.micro_batch,
+        "reduce_dtype": str(candidate.training.reduce_dtype),
+        "optimizer_implementation": candidate.training.optimizer_implementation or own.implementation,
         "forward_prefetch": setting.forward_prefetch,
         "backward_prefetch": setting.backward_prefetch,
         "reduce_scatter_max_input_buffers": setting.reduce_buffers,

@@ -76,6 +76,8 @@ def random_request(seed: int) -> PlanRequest:
         search=EXACT,
         client_features=None if rng.random() < 0.6 else tuple(f for f in ClientFeature if rng.random() < 0.6),
         micro_batches=(2,) if sequences == 2 and rng.random() < 0.4 else (),
+        reduce_dtypes=(rng.choice((DType.BFLOAT16, DType.FLOAT32)),) if rng.random() < 0.2 else (),
+        optimizer_implementations=(rng.choice(("fused", "for_loop")),) if rng.random() < 0.2 else (),
     )
 
 

@@ -64,7 +64,7 @@ def questions(request: PlanRequest, plans: Sequence[Outcome], rng: Random) -> It
         yield Question.of(request, more, is_device=is_device, objective=objective, step_time_ns=limit_ns)
 
 
-def knobs_of(body: PlanBody) -> list[str]:
+def knobs_of(request: PlanRequest, body: PlanBody) -> list[str]:
     """What a plan uses beyond FSDP2's defaults."""
     decisions = body.decisions
     if decisions is None:
@@ -85,6 +85,8 @@ def knobs_of(body: PlanBody) -> list[str]:
         "reduce buffers": decisions.runtime.reduce_scatter_max_input_buffers > 1,
         "separate reduce-scatter group": decisions.runtime.separate_reduce_scatter_group,
         "larger micro-batch": decisions.micro_batch > 1,
+        "another reduce dtype": decisions.reduce_dtype != request.workload.precision.reduce_dtype,
+        "another optimizer implementation": decisions.optimizer_implementation is not None,
         decisions.runtime.gradient_sync.value: decisions.num_micro_batches > 1,
         **{f"{policy.value} checkpointing": policy in policies for policy in ActivationPolicy},
     }
@@ -119,7 +121,7 @@ def result(seed: int) -> dict[str, Any]:
                 differences += [f"{asked}: {choice} is lost" for choice in lost_choices(request, body.decisions)]
             num_solves += 1
             spent += body.certificate.deterministic_time if body.certificate else 0.0
-            knobs.update(knobs_of(body))
+            knobs.update(knobs_of(request, body))
     return {
         "equal": not differences,
         "plans": len(plans),

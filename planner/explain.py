@@ -61,7 +61,7 @@ def _decisions(a: Decisions | None, b: Decisions | None) -> Iterator[Difference]
         return
     yield from _fields("decisions.mesh", a.mesh, b.mesh, ("replicate", "shard"))
     yield from _fields("decisions", a, b, ("micro_batch", "num_micro_batches", "param_dtype", "reduce_dtype"))
-    yield from _fields("decisions", a, b, ("output_dtype", "cast_forward_inputs"))
+    yield from _fields("decisions", a, b, ("output_dtype", "cast_forward_inputs", "optimizer_implementation"))
     yield from _fields("decisions.runtime", a.runtime, b.runtime, tuple(type(a.runtime).model_fields))
     yield from _units(a, b)
     yield from _activations(a, b)

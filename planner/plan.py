@@ -141,6 +141,7 @@ def _requirements(decisions: Decisions, model: ModelDescription) -> Requirements
         ClientFeature.PREFETCH: any(u.forward_prefetch or u.backward_prefetch for u in decisions.units),
         ClientFeature.CHECKPOINT_FULL: ActivationPolicy.FULL in policies,
         ClientFeature.CHECKPOINT_SELECTIVE: ActivationPolicy.SELECTIVE in policies,
+        ClientFeature.ACTIVATION_OFFLOAD: ActivationPolicy.OFFLOAD in policies,
         ClientFeature.GROUPED_UNITS: any(len(unit.modules) > 1 for unit in decisions.units),
         ClientFeature.REDUCE_SCATTER_BUFFERS: runtime.reduce_scatter_max_input_buffers > 1,
         ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,

@@ -139,6 +139,9 @@ def _workload(request: PlanRequest) -> None:
         dtype = getattr(workload.precision, field)
         if dtype is not None and dtype not in COMPUTE_DTYPES:
             raise UnsupportedField(f"workload.precision.{field}", f"use 'bfloat16' or 'float32', not '{dtype}'")
+    for index, dtype in enumerate(request.reduce_dtypes):
+        if dtype not in COMPUTE_DTYPES:
+            raise UnsupportedField(f"reduce_dtypes[{index}]", f"use 'bfloat16' or 'float32', not '{dtype}'")
     planned, described = workload.precision.output_dtype, request.model.output_dtype
     if planned != described:
         raise InconsistentRequest(

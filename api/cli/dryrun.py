@@ -53,7 +53,7 @@ def dryrun(
     from runtime_client.dryrun import DryRunJob
 
     tokens = sequence or (asked.workload.sequence if asked is not None else 0)
-    groups = {"optimizer_groups": asked.workload.optimizer_groups} if asked is not None else {}
+    groups = {"optimizer_groups": decisions.decided(asked.workload).optimizer_groups} if asked is not None else {}
     job = DryRunJob(
         record="program",
         build=target,

@@ -106,6 +106,15 @@ class RequestOptions:
             rich_help_panel=_SEARCH,
         ),
     ] = None
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KNOB=VALUES",
+            help="Other values that the search may choose: micro_batch=2,4 or reduce_dtype=bf16 or "
+            "optimizer_implementation=fused. Repeatable.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = None
     objective: Annotated[ObjectiveChoice, typer.Option(help="What to minimise.", rich_help_panel=_SEARCH)] = (
         "step-time"
     )

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,6 +62,7 @@ def request_of(options: "RequestOptions") -> PlanRequest:
             limits=_limits(options),
             fixed=tuple(parse_choice(text) for text in options.fix or ()),
             search=_search(options),
+            **_alternatives(options.allow or ()),
         )
 
 
@@ -122,6 +123,28 @@ def parse_choice(text: str) -> FixedChoice:
         raise InvalidDocument(f"--fix {text!r} lacks a value; write KNOB=VALUE, e.g. mesh.shard=8")
     with refusals_of(f"choice {text!a}"):
         return FixedChoice(knob=knob.strip(), value=parse_value(value.strip()))
+
+
+_ALTERNATIVES = {
+    "micro_batch": "micro_batches",
+    "reduce_dtype": "reduce_dtypes",
+    "optimizer_implementation": "optimizer_implementations",
+}
+
+
+def _alternatives(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Fields of a request from `KNOB=VALUE,VALUE`."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        knob, _, values = text.partition("=")
+        if knob.strip() not in _ALTERNATIVES:
+            raise UnknownName("--allow knob", knob.strip(), list(_ALTERNATIVES))
+        words = [word.strip() for word in values.split(",") if word.strip()]
+        if not words:
+            raise InvalidDocument(f"--allow {text!r} lacks values; write KNOB=VALUE,VALUE, e.g. micro_batch=2,4")
+        parsed = [parse_dtype(word, option="--allow") if "dtype" in knob else parse_value(word) for word in words]
+        found.setdefault(_ALTERNATIVES[knob.strip()], []).extend(parsed)
+    return found
 
 
 def parse_value(text: str) -> bool | int | str:

@@ -98,8 +98,7 @@ def _recomputed(
 ) -> Recomputed | None:
     """The numbers of sound decisions, or None with the reason added to the problems."""
     try:
-        workload = request.workload.model_copy(update={"micro_batch": decisions.micro_batch})
-        planned = request.model_copy(update={"workload": workload})
+        planned = request.model_copy(update={"workload": decisions.decided(request.workload)})
         return Replay(planned, decisions, costs or CostModel.of_plan(planned, decisions)).run()
     except ShardwrightError as error:
         problems.append(f"costs cannot be worked out: {error}")
@@ -119,6 +118,7 @@ def _features(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
         ClientFeature.GROUPED_UNITS: any(len(unit.modules) > 1 for unit in units),
         ClientFeature.ACCUMULATION: runtime.gradient_sync is not GradientSync.EVERY_MICRO_BATCH
         or not all(unit.reshard_after_backward for unit in units),
+        ClientFeature.ACTIVATION_OFFLOAD: ActivationPolicy.OFFLOAD in policies,
         ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in units),
         ClientFeature.REDUCE_SCATTER_BUFFERS: runtime.reduce_scatter_max_input_buffers > 1,
         ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,

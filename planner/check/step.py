@@ -59,8 +59,7 @@ def recompute(request: PlanRequest, decisions: Decisions, costs: StepCosts | Non
     problems = structural_problems(request, decisions)
     if problems:
         raise InconsistentRequest("; ".join(problems))
-    workload = request.workload.model_copy(update={"micro_batch": decisions.micro_batch})
-    planned = request.model_copy(update={"workload": workload})
+    planned = request.model_copy(update={"workload": decisions.decided(request.workload)})
     return Replay(planned, decisions, costs or CostModel.of_plan(planned, decisions)).run()
 
 

@@ -70,7 +70,7 @@ class HostCosts:
         if direction not in self.copies:
             raise InconsistentRequest(
                 f"device {self.device_name!r} has no host_link_bytes_per_s and the profile no copy of direction "
-                f"{direction!r}, so units on the host have no cost; give one of them, or keep units on the device"
+                f"{direction!r}, so what is offloaded has no cost; give one of them, or keep it on the device"
             )
         return time_ns(size_bytes, self.copies[direction].bytes_per_s)
 

@@ -18,7 +18,6 @@ from planner.schema import (
     InconsistentRequest,
     ModelDescription,
     Parameter,
-    Precision,
     StateTier,
     UnitPlan,
     UnsupportedField,
@@ -114,16 +113,6 @@ def _require_sound_zeros(decisions: Decisions, parts: Partition, sizes: Sequence
                 "gradient, and torch 2.13 refuses to reduce their zeros with gradients that were accumulated in "
                 "another type; reduce on every micro-batch, or in the type of the gradients"
             )
-
-
-def precision_of(decisions: Decisions) -> Precision:
-    """Precision policy of a plan."""
-    return Precision(
-        param_dtype=decisions.param_dtype,
-        reduce_dtype=decisions.reduce_dtype,
-        output_dtype=decisions.output_dtype,
-        cast_forward_inputs=decisions.cast_forward_inputs,
-    )
 
 
 def partition_of(model: ModelDescription, decisions: Decisions) -> Partition:

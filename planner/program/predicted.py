@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from planner.program.build import build_program
 from planner.program.events import Program
-from planner.program.inputs import each_micro_batch, knobs_of, partition_of, precision_of, step_inputs
+from planner.program.inputs import each_micro_batch, knobs_of, partition_of, step_inputs
 from planner.program.outline import Outline, outline
 from planner.program.step import Durations, Knobs, StepInputs
 from planner.program.units import Partition
@@ -23,7 +23,7 @@ def predicted_outline(model: ModelDescription, decisions: Decisions, *, sequence
         micro_batch=decisions.micro_batch,
         sequence=sequence,
         global_batch=decisions.micro_batch * decisions.num_micro_batches * decisions.mesh.num_ranks,
-        precision=precision_of(decisions),
+        precision=decisions.precision,
     )
     inputs = step_inputs(
         parts,

@@ -78,6 +78,7 @@ class Activation:
 
 KEEP = Activation(policy=ActivationPolicy.NONE)
 RECOMPUTE = Activation(policy=ActivationPolicy.FULL)
+TO_HOST = Activation(policy=ActivationPolicy.OFFLOAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from planner.schema.base import Bytes, Count, Document, DType, ModulePath, Name,
 from planner.schema.model import StateTier
 from planner.schema.request import ClientFeature
 from planner.schema.versions import VersionSpecifier
+from planner.schema.workload import OptimizerImplementation, Precision, Workload
 
 
 class MeshPlan(Part):
@@ -120,12 +121,30 @@ class Decisions(Part):
     reduce_dtype: DType | None = None
     output_dtype: DType | None = None
     cast_forward_inputs: bool = True
+    optimizer_implementation: OptimizerImplementation | None = None
+    """Of the groups with Adam or AdamW; None leaves what the workload says."""
     micro_batch: Positive
     num_micro_batches: Positive
     runtime: RuntimeKnobs = RuntimeKnobs()
     layouts: tuple[Layout, ...] = ()
     shard_dims: tuple[ShardDim, ...] = ()
     """Parameters not listed are sharded on dimension 0."""
+
+    @property
+    def precision(self) -> Precision:
+        """Precision policy of all units."""
+        return Precision(
+            param_dtype=self.param_dtype,
+            reduce_dtype=self.reduce_dtype,
+            output_dtype=self.output_dtype,
+            cast_forward_inputs=self.cast_forward_inputs,
+        )
+
+    def decided(self, workload: Workload) -> Workload:
+        """The workload with what was decided about it: micro-batch, precision, and how its optimizer steps."""
+        chosen = workload.model_copy(update={"micro_batch": self.micro_batch, "precision": self.precision})
+        implementation = self.optimizer_implementation
+        return chosen if implementation is None else chosen.with_implementation(implementation)
 
 
 class StepBreakdown(Part):

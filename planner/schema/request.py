@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planner.schema.base import MAX_INTEGER, Bytes, Document, Nanoseconds, Part, Positive, Sha256
+from planner.schema.base import MAX_INTEGER, Bytes, Document, DType, Nanoseconds, Part, Positive, Sha256
 from planner.schema.cluster import ClusterDescription
 from planner.schema.model import ModelDescription
 from planner.schema.profile import Profile
-from planner.schema.workload import Workload
+from planner.schema.workload import OptimizerImplementation, Workload
 
 
 class ClientFeature(StrEnum):
@@ -82,6 +82,10 @@ class PlanRequest(Document):
     """Knobs that may be used; None allows all that the planner knows."""
     micro_batches: Annotated[tuple[Positive, ...], Field(max_length=100)] = ()
     """Micro-batches that may be chosen besides `workload.micro_batch`; the global batch stays."""
+    reduce_dtypes: Annotated[tuple[DType, ...], Field(max_length=10)] = ()
+    """Types that gradients may be reduced in besides `workload.precision.reduce_dtype`."""
+    optimizer_implementations: Annotated[tuple[OptimizerImplementation, ...], Field(max_length=10)] = ()
+    """Implementations that the Adam groups may get besides the workload's own."""
     warm_start: Sha256 | None = None
     """Identity of an earlier plan whose decisions start the search."""
 
@@ -99,6 +103,8 @@ class RequestReferences(Part):
     search: SearchLimits = SearchLimits()
     client_features: tuple[ClientFeature, ...] | None = None
     micro_batches: Annotated[tuple[Positive, ...], Field(max_length=100)] = ()
+    reduce_dtypes: Annotated[tuple[DType, ...], Field(max_length=10)] = ()
+    optimizer_implementations: Annotated[tuple[OptimizerImplementation, ...], Field(max_length=10)] = ()
     warm_start: Sha256 | None = None
 
 

@@ -29,12 +29,16 @@ class OptimizerName(StrEnum):
     MUON = "muon"
 
 
+OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
+"""How torch steps: over all tensors at once with a transient copy, in one kernel, or tensor by tensor."""
+
+
 class OptimizerGroup(Part):
     """One parameter group; `parameters` is a glob over full names."""
 
     parameters: str = "*"
     optimizer: OptimizerName = OptimizerName.ADAMW
-    implementation: Literal["foreach", "fused", "for_loop"] = "foreach"
+    implementation: OptimizerImplementation = "foreach"
     state_dtype: DType | None = None
     """Element type of the moments; None takes the storage dtype of the parameter."""
 
@@ -66,3 +70,13 @@ class Workload(Document):
     compile: bool = False
     torch_version: Name = "2.13"
     """Version in the trainer's environment; limits the knobs a plan may use."""
+
+    def with_implementation(self, implementation: OptimizerImplementation) -> "Workload":
+        """The same with another implementation of Adam and AdamW."""
+        groups = tuple(
+            group.model_copy(update={"implementation": implementation})
+            if group.optimizer in (OptimizerName.ADAM, OptimizerName.ADAMW)
+            else group
+            for group in self.optimizer_groups
+        )
+        return self.model_copy(update={"optimizer_groups": groups})

@@ -1,13 +1,28 @@
-"""Host memory of the units whose shards are offloaded (`CPUOffloadPolicy`), on one rank."""
+"""Host memory of offloaded units (`CPUOffloadPolicy`) and activations, on one rank."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from itertools import accumulate
+from typing import NamedTuple, Self
 
+from planner.program.events import Operation, OperationKind, Program
 from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
 from planner.schema import ActivationPolicy
 from planner.simulate.allocator import pinned_bytes
+
+
+class Change(NamedTuple):
+    """Tensors that come to the host within a step, or (`is_gone`) leave it."""
+
+    sizes: tuple[int, ...]
+    is_gone: bool = False
+    is_pinned: bool = True
+
+    def signed(self, rounded: Callable[[int], int]) -> int:
+        """Bytes more, or fewer; `rounded` is what a pinned tensor takes."""
+        size = sum(map(rounded, self.sizes)) if self.is_pinned else sum(self.sizes)
+        return -size if self.is_gone else size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +45,9 @@ class HostMemory:
     """Of each storage that an offloaded call keeps, within a micro-batch."""
     optimizer_transient_bytes: int = 0
     """What the optimizer step needs on top."""
+    changes: tuple[Change, ...] = ()
+    """Copies of the last micro-batch in the order of issue; only where there are both activations and gradients,
+    since then not all of them need be there at one time."""
 
     @classmethod
     def of(
@@ -40,6 +58,7 @@ class HostMemory:
         accumulates: bool,
         activations: tuple[int, ...] = (),
         optimizer_transient_bytes: int = 0,
+        changes: tuple[Change, ...] = (),
     ) -> Self:
         """Of the units on the host.
 
@@ -49,6 +68,7 @@ class HostMemory:
             accumulates: some micro-batch finds sharded gradients.
             activations: storages that offloaded calls keep.
             optimizer_transient_bytes: what the optimizer step needs on top.
+            changes: within the last micro-batch.
         """
         units = list(sizes)
         gradients = tuple(size for unit in units for size in _sharded_gradients(unit))
@@ -59,6 +79,7 @@ class HostMemory:
             added_bytes=max(gradients, default=0) if accumulates else 0,
             activations=activations,
             optimizer_transient_bytes=optimizer_transient_bytes,
+            changes=changes if gradients and activations else (),
         )
 
     @property
@@ -72,9 +93,14 @@ class HostMemory:
         return self._total(pinned_bytes)
 
     def _total(self, rounded: Callable[[int], int]) -> int:
-        persistent = sum(map(rounded, (*self.shards, *self.gradients))) + self.optimizer_bytes
+        kept = sum(map(rounded, self.shards)) + self.optimizer_bytes
+        gradients = sum(map(rounded, self.gradients))
+        if self.changes:
+            levels = accumulate(change.signed(rounded) for change in self.changes)
+            found = gradients if self.added_bytes else 0
+            return kept + max(found + max(levels), gradients + self.optimizer_transient_bytes)
         in_micro_batch = sum(map(rounded, self.activations)) + self.added_bytes
-        return persistent + max(in_micro_batch, self.optimizer_transient_bytes)
+        return kept + gradients + max(in_micro_batch, self.optimizer_transient_bytes)
 
 
 def offloaded_activations(inputs: StepInputs, knobs: Knobs) -> tuple[int, ...]:
@@ -86,6 +112,29 @@ def offloaded_activations(inputs: StepInputs, knobs: Knobs) -> tuple[int, ...]:
         if any(activation.policy is ActivationPolicy.OFFLOAD for activation, _ in choice)
         for tensor in model.kinds[model.calls[call].kind].none.saved
     )
+
+
+def host_changes(inputs: StepInputs, program: Program, *, accumulates: bool) -> tuple[Change, ...]:
+    """What a micro-batch copies to the host and back, in the order of issue; it may find gradients there."""
+    model = inputs.partition.model
+    changes: list[Change] = []
+    kinds = {call.path: call.kind for call in model.calls}
+    for event in program.events:
+        match event:
+            case Operation(kind=OperationKind.ACTIVATION_OUT | OperationKind.ACTIVATION_IN):
+                saved = model.kinds[kinds[event.owner]].none.saved
+                sizes = tuple(tensor.size_bytes.at(inputs.micro_batch, inputs.sequence) for tensor in saved)
+                changes.append(Change(sizes, is_gone=event.kind is OperationKind.ACTIVATION_IN))
+            case Operation(kind=OperationKind.OFFLOAD):
+                sizes = tuple(_sharded_gradients(inputs.sizes[event.unit]))
+                if not accumulates:
+                    changes.append(Change(sizes))
+                else:
+                    added = (max(sizes, default=0),)
+                    changes += [Change(added, is_pinned=False), Change(added, is_gone=True, is_pinned=False)]
+            case _:
+                pass
+    return tuple(changes)
 
 
 def _sharded_gradients(unit: UnitBytes) -> list[int]:

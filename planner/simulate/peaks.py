@@ -9,7 +9,6 @@ from planner.program.inputs import (
     knobs_of,
     local_shards,
     partition_of,
-    precision_of,
     step_inputs,
     units_of,
 )
@@ -57,13 +56,14 @@ def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Wor
         InconsistentRequest: the documents contradict each other.
         UnsupportedField: the decisions use a knob that is not modelled.
     """
+    workload = decisions.decided(workload)
     parts = partition_of(model, decisions)
     knobs = knobs_of(decisions, parts)
     units = units_of(parts, knobs, on_host=False)
     shards = local_shards(parts, decisions.mesh.shard, units)
     inputs = step_inputs(
         parts,
-        workload.model_copy(update={"micro_batch": decisions.micro_batch, "precision": precision_of(decisions)}),
+        workload,
         shard=decisions.mesh.shard,
         optimizer_bytes=sum(optimizer_state_bytes(workload, *shard) for shard in shards),
         optimizer_transient_bytes=optimizer_transient_bytes(workload, shards, decisions.mesh.shard),

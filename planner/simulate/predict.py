@@ -13,7 +13,6 @@ from planner.program.inputs import (
     local_shards,
     micro_batches,
     partition_of,
-    precision_of,
     step_inputs,
     units_of,
 )
@@ -28,7 +27,7 @@ from planner.schema import (
     Predictions,
     StepBreakdown,
 )
-from planner.simulate.host import HostMemory, offloaded_activations
+from planner.simulate.host import HostMemory, host_changes, offloaded_activations
 from planner.simulate.replay import Replay, replay
 from planner.simulate.segments import Tensors, segments_of
 from planner.simulate.tensors import tensors_of
@@ -91,9 +90,7 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
         UnsupportedField: the request or the decisions use a knob that is not modelled.
     """
     _require_matching_batch(request, decisions)
-    workload = request.workload.model_copy(
-        update={"micro_batch": decisions.micro_batch, "precision": precision_of(decisions)}
-    )
+    workload = decisions.decided(request.workload)
     parts = partition_of(request.model, decisions)
     planned = request.model_copy(update={"workload": workload, "model": parts.model})
     refuse_unmodelled(planned)
@@ -217,6 +214,7 @@ def _host_memory(built: PlanProgram) -> HostMemory:
         accumulates=built.accumulates_shards,
         activations=offloaded_activations(built.inputs, built.knobs),
         optimizer_transient_bytes=built.costs.optimizer_transient_bytes(shards),
+        changes=host_changes(built.inputs, built.program, accumulates=built.accumulates_shards),
     )
 
 

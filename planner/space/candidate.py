@@ -1,6 +1,6 @@
 """Global choices: what is enumerated, while the decisions of single units and blocks are searched inside each."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
@@ -8,9 +8,10 @@ from typing import TypeVar, cast
 
 from planner.costs import CostModel
 from planner.program.units import Partition
-from planner.schema import ClientFeature, GradientSync, InconsistentRequest, MeshPlan, PlanRequest
+from planner.schema import CallRole, ClientFeature, DType, GradientSync, InconsistentRequest, MeshPlan, PlanRequest
+from planner.schema.workload import OptimizerImplementation
 from planner.space.fixed import allowed, allowed_values, allows
-from planner.space.groupings import Grouped, allowed_partitions
+from planner.space.groupings import allowed_partitions
 from planner.space.meshes import allowed_meshes
 
 Value = TypeVar("Value")
@@ -18,6 +19,8 @@ FORWARD_DEPTHS = (0, 1, 2)
 BACKWARD_DEPTHS = (0, 2)
 """Depths of explicit prefetch; 0 is what FSDP2 does by itself, which in backward is a depth of 1."""
 REDUCE_BUFFERS = (1, 2, 3)
+ACTIVATION_OFFLOADS = (0, 4, 2, 1)
+"""One block of how many offloads its activations; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +53,37 @@ class Offload(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is decided about the workload itself, of what the request allows."""
+
+    micro_batch: int
+    reduce_dtype: DType | None
+    optimizer_implementation: OptimizerImplementation | None = None
+    """None leaves the workload's own."""
+
+    def of(self, request: PlanRequest) -> PlanRequest:
+        """The request with its workload so."""
+        precision = request.workload.precision.model_copy(update={"reduce_dtype": self.reduce_dtype})
+        workload = request.workload.model_copy(update={"micro_batch": self.micro_batch, "precision": precision})
+        if self.optimizer_implementation is not None:
+            workload = workload.with_implementation(self.optimizer_implementation)
+        return request.model_copy(update={"workload": workload})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One global choice."""
 
     mesh: MeshPlan
     partition: Partition
     label: str
-    micro_batch: int
+    training: Training
     gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
     keeps_gathered: bool = False
     """Units stay gathered between the micro-batches of a step."""
     offload: Offload = Offload.NONE
+    activation_offload: int = 0
+    """Each block of so many in a row offloads its activations, the last block of all never; 0 for none."""
     setting: Setting = Setting()
 
     @property
@@ -70,9 +93,19 @@ class Candidate:
         every = {Offload.NONE: 0, Offload.HALF: 2, Offload.ALL: 1}[self.offload]
         return tuple(bool(every) and unit % every == every - 1 for unit in units)
 
+    @property
+    def offloaded_blocks(self) -> frozenset[str]:
+        """Paths of the blocks whose activations go to the host."""
+        every, model = self.activation_offload, self.partition.model
+        blocks = dict.fromkeys(call.path for call in model.calls if model.kinds[call.kind].role is CallRole.BLOCK)
+        return frozenset(list(blocks)[:-1:every] if every else ())
+
     def with_setting(self, setting: Setting) -> "Candidate":
         """The same with other knobs of the runtime."""
         return replace(self, setting=setting)
+
+
+_ON_DEVICE = (Offload.NONE, 0)
 
 
 def num_micro_batches(request: PlanRequest, micro_batch: int | None = None) -> int:
@@ -99,51 +132,86 @@ def candidates(request: PlanRequest, *, offloads: bool) -> Iterator[Candidate]:
     """
     meshes = list(allowed_meshes(request))
     groups = allowed_partitions(request)
-    batches = [size for size in possible_micro_batches(request) if allowed(request, {"micro_batch": size})]
-    accumulations = {size: list(_accumulations(request, size)) for size in batches}
+    trainings = list(_trainings(request))
+    accumulations = {training: list(_accumulations(request, training.micro_batch)) for training in trainings}
     if not meshes or not groups or not any(accumulations.values()):
         raise InconsistentRequest(
             "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding, "
-            "units.head, blocks_per_unit, split_blocks, micro_batch, gradient_sync, reshard_after_backward or "
-            "offload contradict each other, the cluster, the model, its optimizer or the client's features"
+            "units.head, blocks_per_unit, split_blocks, micro_batch, reduce_dtype, optimizer_implementation, "
+            "gradient_sync, reshard_after_backward, offload or activation_offload contradict each other, the "
+            "cluster, the model, its optimizer or the client's features"
         )
-    values = [offload for offload in _offloads(request) if allowed(request, {"offload": offload.value})]
-    chosen = [offload for offload in values if (offload is not Offload.NONE) is offloads]
-    for offload, size, mesh, group in product(chosen, batches, meshes, groups):
-        for sync, keeps in accumulations[size]:
+    on_host = [
+        (units, blocks) for units, blocks in _offloads(request) if ((units, blocks) != _ON_DEVICE) is offloads
+    ]
+    for (units, blocks), training, mesh, group in product(on_host, trainings, meshes, groups):
+        if blocks and group.partition.blocks:
+            continue  # halves would each wait for copies of their own
+        for sync, keeps in accumulations[training]:
             if sync is GradientSync.ALL_REDUCE_ON_LAST and mesh.replicate == 1:
                 continue
-            yield Candidate(
+            candidate = Candidate(
                 mesh=mesh,
                 partition=group.partition,
-                label=_label(mesh, group, sync, keeps, offload, size if len(batches) > 1 else None),
-                micro_batch=size,
+                label="",
+                training=training,
                 gradient_sync=sync,
                 keeps_gathered=keeps,
-                offload=offload,
+                offload=units,
+                activation_offload=blocks,
             )
+            yield replace(candidate, label=_label(candidate, group.label, trainings))
 
 
-def _offloads(request: PlanRequest) -> tuple[Offload, ...]:
-    """Offloading needs a client that can and a cluster that says how much memory its hosts have."""
+def _trainings(request: PlanRequest) -> Iterator[Training]:
+    own = request.workload
+    dtypes = tuple(dict.fromkeys((own.precision.reduce_dtype, *request.reduce_dtypes)))
+    steps = tuple(dict.fromkeys((None, *request.optimizer_implementations)))
+    for size, dtype, step in product(possible_micro_batches(request), dtypes, steps):
+        names = {step} if step else {group.implementation for group in own.optimizer_groups}
+        values = {"micro_batch": size, "reduce_dtype": str(dtype)}
+        if allowed(request, values) and all(allowed(request, {"optimizer_implementation": name}) for name in names):
+            yield Training(micro_batch=size, reduce_dtype=dtype, optimizer_implementation=step)
+
+
+def _offloads(request: PlanRequest) -> Iterator[tuple[Offload, int]]:
+    """Needs a client that can, and a cluster that says how much memory its hosts have."""
     known = all(group.host_memory_bytes for group in request.cluster.node_groups)
-    return tuple(Offload) if known and allows(request, ClientFeature.OFFLOAD) else (Offload.NONE,)
+    units = tuple(Offload) if known and allows(request, ClientFeature.OFFLOAD) else (Offload.NONE,)
+    blocks = ACTIVATION_OFFLOADS if known and allows(request, ClientFeature.ACTIVATION_OFFLOAD) else (0,)
+    for of_units, of_blocks in product(units, blocks):
+        if allowed(request, {"offload": of_units.value, "activation_offload": of_blocks}):
+            yield of_units, of_blocks
 
 
-def _label(
-    mesh: MeshPlan, group: Grouped, sync: GradientSync, keeps: bool, offload: Offload, micro_batch: int | None
-) -> str:
+def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -> str:
+    mesh, training = candidate.mesh, candidate.training
+    several = {
+        field: len({getattr(one, field) for one in trainings}) > 1
+        for field in ("micro_batch", "reduce_dtype", "optimizer_implementation")
+    }
     parts = [
-        "" if micro_batch is None else f"micro-batch {micro_batch}",
+        f"micro-batch {training.micro_batch}" if several["micro_batch"] else "",
+        f"gradients reduced in {training.reduce_dtype or 'their own type'}" if several["reduce_dtype"] else "",
+        f"optimizer {training.optimizer_implementation or 'as given'}"
+        if several["optimizer_implementation"]
+        else "",
         f"mesh {mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else f"mesh {mesh.shard}",
-        group.label,
-        _SYNCS[sync],
-        "kept between micro-batches" if keeps else "",
-        "" if offload is Offload.NONE else f"{offload.value} of the units in host memory",
+        grouping,
+        _SYNCS[candidate.gradient_sync],
+        "kept between micro-batches" if candidate.keeps_gathered else "",
+        "" if candidate.offload is Offload.NONE else f"{candidate.offload.value} of the units in host memory",
+        _OFFLOADED[candidate.activation_offload],
     ]
     return ", ".join(part for part in parts if part)
 
 
+_OFFLOADED = {
+    0: "",
+    1: "activations of all blocks in host memory",
+    2: "activations of every second block in host memory",
+    4: "activations of every fourth block in host memory",
+}
 _SYNCS = {
     GradientSync.EVERY_MICRO_BATCH: "",
     GradientSync.LAST_MICRO_BATCH: "gradients reduced on the last micro-batch",

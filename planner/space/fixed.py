@@ -18,9 +18,12 @@ GLOBAL_KNOBS = (
     "reduce_scatter_max_input_buffers",
     "separate_reduce_scatter_group",
     "micro_batch",
+    "reduce_dtype",
+    "optimizer_implementation",
     "gradient_sync",
     "reshard_after_backward",
     "offload",
+    "activation_offload",
 )
 
 

@@ -7,6 +7,7 @@ R_k its reduce-scatter and L_k its all-reduce, X what is recomputed, Y what is g
     forward  >= A_1 + .. + A_k + f_k                                            for each k
     backward >= b_k + R_k + .. + R_1 (and so with L), b_1 + X + Z + R_1 + L_1   for each k
     backward >= sum of R + Y (+ sum of L, where they share the link)
+    forward  >= copies of activations to the host, backward >= those back
     both     >= what the CPU has to launch
 
 The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. X, Y and Z
@@ -25,7 +26,7 @@ from itertools import accumulate, pairwise
 from planner.costs import CostModel
 from planner.program.build.calls import liveness_of
 from planner.program.inputs import micro_batches
-from planner.program.step import KEEP, Activation, Knobs, Resharding, StepInputs
+from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
 
 Point = tuple[int, int]
@@ -85,8 +86,21 @@ def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_byt
     )
     if backward_ns is None:
         return None
-    on_device_ns = _forward_ns(inputs, knobs, costs) + max(backward_ns, least_ns, link_ns, all_reduces_ns)
+    out_ns, in_ns = _activation_copies_ns(inputs, knobs, costs)
+    forward_ns = max(_forward_ns(inputs, knobs, costs), out_ns)
+    on_device_ns = forward_ns + max(backward_ns, least_ns, link_ns, all_reduces_ns, in_ns)
     return max(on_device_ns, costs.launch_ns * _num_launches(inputs, knobs, costs))
+
+
+def _activation_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[int, int]:
+    """Of activations to the host, which the next call of the forward waits for, and back, which backward does."""
+    model = inputs.partition.model
+    sizes = [
+        liveness_of(model.kinds[model.calls[call].kind], KEEP).kept_bytes(inputs.micro_batch, inputs.sequence)
+        for call, choice in knobs.activation.items()
+        if all(activation == TO_HOST for activation, _ in choice)
+    ]
+    return sum(map(costs.device_to_host_ns, sizes)), sum(map(costs.host_to_device_ns, sizes))
 
 
 def _num_launches(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
@@ -305,9 +319,11 @@ def _kept_by_calls(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterat
         yield (
             [
                 (
-                    liveness_of(kind, option).kept_bytes(inputs.micro_batch, inputs.sequence),
+                    0
+                    if option == TO_HOST
+                    else liveness_of(kind, option).kept_bytes(inputs.micro_batch, inputs.sequence),
                     costs.recompute_ns(name, option.saved_ops)
-                    if option != KEEP and kind.output_requires_grad
+                    if option not in (KEEP, TO_HOST) and kind.output_requires_grad
                     else 0,
                 )
                 for option in options

@@ -6,7 +6,7 @@ from typing import TypeVar
 from planner.costs import CostModel
 from planner.program.choices import Choice, Decision
 from planner.program.sizes import UnitBytes
-from planner.program.step import KEEP, RECOMPUTE, Activation, Knobs, PrefetchTargets, Resharding
+from planner.program.step import KEEP, RECOMPUTE, TO_HOST, Activation, Knobs, PrefetchTargets, Resharding
 from planner.program.units import ROOT, Partition, Pass
 from planner.schema import (
     ActivationPlan,
@@ -53,10 +53,15 @@ def open_knobs(
         values = _reshardings(request, candidate, sizes[number] if number in with_backward else None, costs)
         reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, {v: v for v in values}))
     options = {kind: _activations(request, parts, kind) for kind in {call.kind for call in parts.model.calls}}
+    to_host: dict[object, Activation] = {ActivationPolicy.OFFLOAD.value: TO_HOST}
     activation = {
-        call: decide(f"{entry.path}.activation", _ACTIVATION, options[entry.kind])
+        call: decide(
+            f"{entry.path}.activation",
+            _ACTIVATION,
+            to_host if entry.path in candidate.offloaded_blocks else options[entry.kind],
+        )
         for call, entry in enumerate(parts.model.calls)
-        if _can_checkpoint(parts, entry)
+        if entry.path in candidate.offloaded_blocks or _can_checkpoint(parts, entry)
     }
     setting = candidate.setting
     return (
@@ -189,11 +194,12 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
             if activation != KEEP
         ),
         param_dtype=precision.param_dtype,
-        reduce_dtype=precision.reduce_dtype,
+        reduce_dtype=candidate.training.reduce_dtype,
         output_dtype=precision.output_dtype,
         cast_forward_inputs=precision.cast_forward_inputs,
-        micro_batch=candidate.micro_batch,
-        num_micro_batches=num_micro_batches(request, candidate.micro_batch),
+        optimizer_implementation=candidate.training.optimizer_implementation,
+        micro_batch=candidate.training.micro_batch,
+        num_micro_batches=num_micro_batches(request, candidate.training.micro_batch),
         runtime=RuntimeKnobs(
             reduce_scatter_max_input_buffers=knobs.reduce_scatter_max_input_buffers,
             separate_reduce_scatter_group=knobs.separate_reduce_scatter_group,

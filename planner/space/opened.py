@@ -32,8 +32,8 @@ from planner.schema import (
     ShardwrightError,
 )
 from planner.schema.base import MAX_INTEGER
-from planner.simulate.host import HostMemory
-from planner.space.candidate import Candidate, Offload, Setting, candidates, num_micro_batches, settings
+from planner.simulate.host import HostMemory, offloaded_activations
+from planner.space.candidate import Candidate, Setting, Training, candidates, num_micro_batches, settings
 from planner.space.fixed import NoValueLeft, keeps_choices, refuse_unknown_knobs
 from planner.space.floor import floor_bytes, floor_ns
 from planner.space.knobs import decisions_of, knob_names, open_knobs, prefetch_targets
@@ -144,8 +144,8 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     Raises:
         InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
     """
-    meshes: dict[tuple[int, MeshPlan], Sharding] = {}
-    openings: dict[tuple[int, MeshPlan, int, Offload], Opening] = {}
+    meshes: dict[tuple[Training, MeshPlan], Sharding] = {}
+    openings: dict[tuple[object, ...], Opening] = {}
     knobs: set[str] | None = None
     refusals: list[ShardwrightError] = []
     found = 0
@@ -155,10 +155,10 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
         knobs = (knobs or set()) | names
         if not keeps_choices(request.fixed, names):
             continue
-        place = (candidate.micro_batch, candidate.mesh)
+        place = (candidate.training, candidate.mesh)
         if place not in meshes:
-            meshes[place] = Sharding(_with_micro_batch(request, candidate.micro_batch), candidate.mesh)
-        key = (*place, id(candidate.partition), candidate.offload)
+            meshes[place] = Sharding(candidate.training.of(request), candidate.mesh)
+        key = (*place, id(candidate.partition), candidate.offload, candidate.activation_offload)
         try:
             if key not in openings:
                 openings[key] = Opening(candidate, meshes[place], goal)
@@ -172,11 +172,6 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
         refuse_unknown_knobs(request.fixed, knobs)
     if not found and refusals:
         raise refusals[0]
-
-
-def _with_micro_batch(request: PlanRequest, micro_batch: int) -> PlanRequest:
-    workload = request.workload.model_copy(update={"micro_batch": micro_batch})
-    return request.model_copy(update={"workload": workload})
 
 
 def _regions_of(request: PlanRequest, candidate: Candidate, opening: "Opening") -> Iterator[Region]:
@@ -227,18 +222,18 @@ class Sharding:
         shards = local_shards(partition(request.model, ()), mesh.shard)
         self._on_device = self._state_of(shards, ())
 
-    def state(self, parts: Partition, on_host: Sequence[bool]) -> OptimizerState:
-        """The optimizer where some units are on the host.
+    def state(self, parts: Partition, on_host: Sequence[bool], *, copies: bool) -> OptimizerState:
+        """The optimizer where some units are on the host, or activations are copied there (`copies`).
 
         Raises:
             NoCostOnHost: nothing says how long copies or the optimizer take there.
         """
-        if not any(on_host):
+        if not (any(on_host) or copies):
             return self._on_device
         try:
             self.costs.host_to_device_ns(1)
             self.costs.device_to_host_ns(1)
-            return self._offloaded(parts, on_host)
+            return self._offloaded(parts, on_host) if any(on_host) else self._on_device
         except ShardwrightError as error:
             raise NoCostOnHost(str(error)) from error
 
@@ -266,7 +261,7 @@ class Opening:
         request = sharding.request
         self._goal = goal
         self._request = request.model_copy(update={"model": parts.model})
-        self._state = sharding.state(parts, candidate.on_host)
+        self._state = sharding.state(parts, candidate.on_host, copies=candidate.activation_offload > 0)
         self.costs = sharding.costs
         self.optimizer_ns = self._state.optimizer_ns
         self.inputs = step_inputs(
@@ -314,9 +309,10 @@ class Opening:
             (size for unit, size in enumerate(self.inputs.sizes) if knobs.is_on_host(unit)),
             optimizer_bytes=self._state.host_bytes,
             accumulates=any(place.finds_sharded_gradients for place, _ in places),
+            activations=offloaded_activations(self.inputs, knobs),
             optimizer_transient_bytes=self._state.host_transient_bytes,
         )
-        return not any(knobs.on_host) or memory.total_bytes <= self.costs.host_budget_bytes
+        return not memory.total_bytes or memory.total_bytes <= self.costs.host_budget_bytes
 
     def floor_bytes(self, candidate: Candidate) -> int:
         """No plan of a global choice needs less device memory."""

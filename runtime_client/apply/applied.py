@@ -26,6 +26,12 @@ class AppliedPlan:
     activation_offload: ActivationOffload | None = None
     """Where the plan offloads activations, what does it."""
 
+    @property
+    def optimizer_options(self) -> dict[str, bool]:
+        """Keyword arguments for torch's Adam and AdamW where the plan decided how they step, else none."""
+        chosen = self.decisions.optimizer_implementation
+        return {} if chosen is None else {"foreach": chosen == "foreach", "fused": chosen == "fused"}
+
     def begin_micro_batch(self, index: int) -> None:
         """Say which micro-batch of the optimizer step comes next, counted from 0.
 

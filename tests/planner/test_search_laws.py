@@ -25,8 +25,9 @@ from planner.schema import (
     Profile,
 )
 
-FEATURES = tuple(feature for feature in ClientFeature if feature is not ClientFeature.OFFLOAD)
-"""Units are offloaded only where nothing else fits, be it slower or not: with offload the laws need not hold."""
+OFFLOADS = (ClientFeature.OFFLOAD, ClientFeature.ACTIVATION_OFFLOAD)
+FEATURES = tuple(feature for feature in ClientFeature if feature not in OFFLOADS)
+"""Offloading is left to where nothing else fits, be it slower or not: with it the laws need not hold."""
 UNLIMITED = 2**40
 FACTOR = 2
 SEEDS = st.integers(0, 2**20)

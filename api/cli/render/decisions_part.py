@@ -43,6 +43,8 @@ def global_words(decisions: Decisions) -> str:
         words.append(f"{decisions.param_dtype} parameters")
     if decisions.reduce_dtype is not None:
         words.append(f"{decisions.reduce_dtype} reduce")
+    if decisions.optimizer_implementation is not None:
+        words.append(f"{decisions.optimizer_implementation} optimizer")
     if runtime.reduce_scatter_max_input_buffers != 1:
         words.append(f"{runtime.reduce_scatter_max_input_buffers} reduce buffers")
     if runtime.separate_reduce_scatter_group:

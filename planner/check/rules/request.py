@@ -24,7 +24,14 @@ def size_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
     if decisions.micro_batch not in (workload.micro_batch, *request.micro_batches):
         asked = ", ".join(map(str, dict.fromkeys((workload.micro_batch, *request.micro_batches))))
         yield f"micro-batch {decisions.micro_batch} is none that the request allows: {asked}"
-    for field in ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"):
+    if decisions.reduce_dtype not in (workload.precision.reduce_dtype, *request.reduce_dtypes):
+        asked = ", ".join(map(str, dict.fromkeys((workload.precision.reduce_dtype, *request.reduce_dtypes))))
+        yield f"reduce_dtype {decisions.reduce_dtype} is none that the request allows: {asked}"
+    if decisions.optimizer_implementation not in (None, *request.optimizer_implementations):
+        asked = ", ".join(request.optimizer_implementations) or "the workload's own"
+        step = decisions.optimizer_implementation
+        yield f"optimizer_implementation {step} is none that the request allows: {asked}"
+    for field in ("param_dtype", "output_dtype", "cast_forward_inputs"):
         planned, asked = getattr(decisions, field), getattr(workload.precision, field)
         if planned != asked:
             yield f"{field} {planned} differs from the workload's {asked}"

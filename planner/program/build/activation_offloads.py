@@ -55,7 +55,6 @@ class ActivationOffloads:
         self._fetched[call] = self._copy(OperationKind.ACTIVATION_IN, call, size_bytes, duration, unit)
 
     def _copy(self, kind: OperationKind, call: int, size_bytes: int, duration_ns: int, unit: int) -> int:
-        last = self._emitter.last_of(Stream.COMPUTE)
         return self._emitter.operation(
             kind,
             unit,
@@ -63,5 +62,5 @@ class ActivationOffloads:
             duration_ns,
             owner=self._calls[call].path,
             size_bytes=size_bytes,
-            waits=() if last is None else (last,),
+            waits=self._emitter.latest_of(Stream.COMPUTE),
         )

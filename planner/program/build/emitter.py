@@ -28,14 +28,20 @@ class Emitter:
 
     def last_of(self, stream: Stream) -> int | None:
         """Index of the latest operation of a stream."""
-        return next(
-            (
-                index
-                for index in reversed(range(len(self.events)))
-                if isinstance(event := self.events[index], Operation) and event.stream is stream
-            ),
-            None,
-        )
+        return next(iter(self.latest_of(stream)), None)
+
+    def latest_of(self, stream: Stream) -> tuple[int, ...]:
+        """The latest operation of a stream under every assignment: the last one, and those before it up to the
+        first that is always there.
+        """
+        found: list[int] = []
+        for index in reversed(range(len(self.events))):
+            event = self.events[index]
+            if isinstance(event, Operation) and event.stream is stream:
+                found.append(index)
+                if not event.when:
+                    break
+        return tuple(found)
 
     def name(self, unit: int) -> str:
         """Title of a unit."""

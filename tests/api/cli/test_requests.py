@@ -1,3 +1,4 @@
+import re
 from typing import get_args
 
 import pytest
@@ -95,6 +96,7 @@ def test_every_option_reaches_the_request(files):
         budget="70GiB",
         fix=["mesh.shard=8"],
         step_time="1.5s",
+        allow=["micro_batch=1,4", "reduce_dtype=fp32", "optimizer_implementation=for_loop", "micro_batch=8"],
         objective="peak-memory",
         gap=0.01,
         effort=5.0,
@@ -109,6 +111,23 @@ def test_every_option_reaches_the_request(files):
     assert request.objective is Objective.PEAK_MEMORY
     assert (search.gap, search.deterministic_time, search.wall_clock_s, search.seed) == (0.01, 5.0, 60.0, 7)
     assert request.fixed[0].knob == "mesh.shard"
+    assert (request.micro_batches, request.reduce_dtypes) == ((1, 4, 8), (DType.FLOAT32,))
+    assert request.optimizer_implementations == ("for_loop",)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "error", "said"),
+    [
+        ("mesh.shard=2", UnknownName, "--allow knob 'mesh.shard'"),
+        ("micro_batch", InvalidDocument, "--allow 'micro_batch' lacks values"),
+        ("micro_batch=two", InvalidDocument, "micro_batches[0]"),
+        ("reduce_dtype=none", InvalidDocument, "reduce_dtypes[0]"),
+        ("optimizer_implementation=slow", InvalidDocument, "optimizer_implementations[0]"),
+    ],
+)
+def test_alternatives_that_there_are_not_are_named(files, allowed, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        options(files, allow=[allowed]).to_request()
 
 
 def test_a_saved_request_is_read_back(files, request_document):
