@@ -21,8 +21,8 @@ def check_supported(decisions: Decisions) -> None:
         raise UnsupportedPlan(f"decisions.layouts: ragged layouts cannot be applied. {_REMEDY}")
     for index, unit in enumerate(decisions.units):
         where = f"decisions.units[{index}]"
-        if unit.layout is not None:
-            raise UnsupportedPlan(f"{where}.layout: ragged layouts cannot be applied. {_REMEDY}")
+        if unit.layouts:
+            raise UnsupportedPlan(f"{where}.layouts: ragged layouts cannot be applied. {_REMEDY}")
         _check_tiers(unit, where)
         _check_reshard(unit.reshard_after_forward, decisions.mesh.shard, f"{where}.reshard_after_forward")
     for index, activation in enumerate(decisions.activations):

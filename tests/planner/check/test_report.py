@@ -147,7 +147,7 @@ def test_sound_plans_on_other_meshes_pass(replicate: int, num_micro_batches: int
         ("decisions.mesh", MeshPlan(shard=2), "mesh 1 x 2 has 2 ranks, but the cluster has 4 devices"),
         ("decisions.num_micro_batches", 3, "is 12 sequences, but the global batch is 4"),
         ("decisions.micro_batch", 2, "micro-batch 2 is none that the request allows: 1"),
-        ("decisions.reduce_dtype", DType.BFLOAT16, "reduce_dtype bfloat16 differs"),
+        ("decisions.reduce_dtype", DType.BFLOAT16, "reduce_dtype bfloat16 is none that the request allows"),
         ("decisions.units.0.modules", ("layers.9",), "module 'layers.9' does not exist"),
         ("decisions.units.0.modules", ("layers.0.w0",), "module 'layers.0.w0' does not exist"),
         ("decisions.units.0.modules", ("layers.1",), "module 'layers.1' is listed 2 times"),
