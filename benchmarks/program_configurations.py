@@ -15,6 +15,8 @@ from planner.schema import (
     GradientSync,
     MeshPlan,
     ModelDescription,
+    OptimizerGroup,
+    OptimizerName,
     RuntimeKnobs,
     ShardDim,
     StateTier,
@@ -32,6 +34,13 @@ PRECISIONS: dict[str, tuple[DType | None, DType | None, DType | None]] = {
     "bf16-fp16": (DType.BFLOAT16, DType.FLOAT16, None),
 }
 """Parameters, reduction, output."""
+OPTIMIZERS: dict[str, OptimizerGroup] = {
+    "adamw": OptimizerGroup(),
+    "adamw-fused": OptimizerGroup(implementation="fused"),
+    "adamw-for-loop": OptimizerGroup(implementation="for_loop"),
+    "sgd": OptimizerGroup(optimizer=OptimizerName.SGD),
+    "sgd-momentum": OptimizerGroup(optimizer=OptimizerName.SGD_MOMENTUM, implementation="for_loop"),
+}
 KNOBS: dict[str, tuple[Any, ...]] = {
     "model": tuple(MODELS),
     "mesh": ((1, 8), (1, 2), (1, 64), (1, 1024), (8, 8), (2, 4), (8, 1), (1, 1)),
@@ -39,7 +48,16 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "reshard": ("default", "keep", "mixed", "partial", "partial-mixed"),
     "root_reshard": (None, True, False, "partial"),
     "kept_after_backward": ("none", "second", "all"),
-    "checkpoint": ("none", "all", "second", "selective", "selective-second"),
+    "activations": (
+        "none",
+        "full",
+        "full-second",
+        "selective",
+        "selective-second",
+        "offload",
+        "offload-second",
+        "full-and-offload",
+    ),
     "forward_prefetch": (0, 1, 2, 3),
     "backward_prefetch": (0, 1, 2, 3),
     "root_prefetch": (0, 2),
@@ -55,6 +73,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "optimizer_event": (False, True),
     "num_micro_batches": (1, 2, 3),
     "gradient_sync": tuple(GradientSync),
+    "optimizer": tuple(OPTIMIZERS),
 }
 """Values of every knob, FSDP2's default first."""
 
@@ -72,8 +91,9 @@ class Configuration:
     root_reshard: bool | str | None = None
     kept_after_backward: str = "none"
     """Units that stay gathered between micro-batches: none, second (every second one), all, the root among them."""
-    checkpoint: str = "none"
-    """Blocks: none, all, second; selective keeps the outputs of some operations."""
+    activations: str = "none"
+    """Of blocks: kept, checkpointed in full, kept for some operations (selective), or offloaded; of all or of every
+    second one. The last checkpoints every second one, and offloads the others."""
     forward_prefetch: int = 0
     backward_prefetch: int = 0
     root_prefetch: int = 0
@@ -94,6 +114,7 @@ class Configuration:
     optimizer_event: bool = False
     num_micro_batches: int = 1
     gradient_sync: str = GradientSync.EVERY_MICRO_BATCH
+    optimizer: str = "adamw"
 
     @property
     def name(self) -> str:
@@ -156,12 +177,14 @@ class Configuration:
 
     def _activations(self, model: ModelDescription) -> Iterator[ActivationPlan]:
         """Selective checkpointing keeps what the description offers first; frozen blocks are offered nothing."""
-        if self.checkpoint == "none":
-            return
-        every = 2 if self.checkpoint.endswith("second") else 1
-        if not self.checkpoint.startswith("selective"):
+        policy, _, which = self.activations.partition("-")
+        every = 2 if which else 1
+        if policy in ("full", "offload"):
             for path in self.parts.blocks[::every]:
-                yield ActivationPlan(module=path, policy=ActivationPolicy.FULL)
+                yield ActivationPlan(module=path, policy=ActivationPolicy(policy))
+            for path in self.parts.blocks[1::2] if which == "and-offload" else ():
+                yield ActivationPlan(module=path, policy=ActivationPolicy.OFFLOAD)
+        if policy != "selective":
             return
         offered = {call.path: model.kinds[call.kind].selective for call in model.calls}
         for path in [path for path in self.parts.blocks if offered.get(path)][::every]:
@@ -266,7 +289,12 @@ EXCLUSIONS = (
     Exclusion(
         "selective checkpointing counts the operations of the forward, and FSDP2 issues more of them when it runs "
         "a unit inside again",
-        lambda one: one.inside != "none" and one.checkpoint.startswith("selective"),
+        lambda one: one.inside != "none" and one.activations.startswith("selective"),
+        {"inside": "none"},
+    ),
+    Exclusion(
+        "plans do not offload activations of a block with units inside it",
+        lambda one: one.inside != "none" and "offload" in one.activations,
         {"inside": "none"},
     ),
     Exclusion(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import small_models
-from benchmarks.program_configurations import NUM_DRAWN, PRECISIONS, Configuration, configurations
+from benchmarks.program_configurations import NUM_DRAWN, OPTIMIZERS, PRECISIONS, Configuration, configurations
 from benchmarks.record import provenance
 from benchmarks.small_models import MODELS
 from planner.program.outline import Outline, OutlineKind
@@ -73,6 +73,7 @@ def job(configuration: Configuration, record: str = "program") -> DryRunJob:
         build=f"{Path(small_models.__file__).resolve()}:{configuration.parts.build.__name__}",
         decisions=configuration.decisions(described(configuration)),
         sequence=configuration.parts.sequence,
+        optimizer_groups=(OPTIMIZERS[configuration.optimizer],),
     )
 
 
@@ -113,6 +114,7 @@ def request(configuration: Configuration) -> PlanRequest:
                 reduce_dtype=decisions.reduce_dtype,
                 output_dtype=decisions.output_dtype,
             ),
+            optimizer_groups=(OPTIMIZERS[configuration.optimizer],),
         ),
     )
 
@@ -132,12 +134,14 @@ def compared_bytes(configuration: Configuration, record: MemoryRecord) -> tuple[
             optimizer_bytes=peaks.optimizer.total_bytes,
         ),
         MemoryComparison("step", step.peak.allocated_bytes, record.peak_bytes),
-        *(host if configuration.offload != "none" else ()),
+        *(host if configuration.offload != "none" or "offload" in configuration.activations else ()),
     )
 
 
 def _step_counts_bytes(configuration: Configuration, model: ModelDescription) -> int:
     """AdamW counts the steps of each parameter in a float on the host, which predictions leave out."""
+    if configuration.optimizer not in ("adamw", "adamw-for-loop"):
+        return 0
     updated = {name for name, p in model.iter_parameters() if p.requires_grad and p.tied_to is None}
     return 4 * len(updated if configuration.unused_params else updated & names_with_gradient(model))
 
