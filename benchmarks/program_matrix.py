@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import small_models
 from benchmarks.program_configurations import NUM_DRAWN, OPTIMIZERS, PRECISIONS, Configuration, configurations
-from benchmarks.record import provenance
+from benchmarks.record import done_before, provenance
 from benchmarks.small_models import MODELS
 from planner.program.outline import Outline, OutlineKind
 from planner.program.predicted import predicted_outline
@@ -205,7 +205,7 @@ def main() -> int:
     arguments = parser.parse_args()
     started = time.monotonic()
     where = provenance()
-    done = set() if arguments.again else _done(arguments.output, str(where["commit"]))
+    done = set() if arguments.again else done_before(arguments.output, "name")
     wanted = [one for one in configurations(arguments.drawn) if arguments.only in one.name and one.name not in done]
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     counted: Counter[str] = Counter()
@@ -224,13 +224,6 @@ def main() -> int:
             break
     print(f"{counted['equal']} equal, {counted['different']} different, {len(done)} done before")
     return int(counted["different"] > 0)
-
-
-def _done(output: Path, commit: str) -> set[str]:
-    if not output.exists():
-        return set()
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    return {line["name"] for line in lines if line["commit"] == commit}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Where and on what a measurement was made; goes into every result file."""
 
+import json
 import os
 import platform
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 
 def provenance() -> dict[str, object]:
@@ -17,6 +20,14 @@ def provenance() -> dict[str, object]:
         "ortools": _version("ortools"),
         "torch": _version("torch"),
     }
+
+
+def done_before(output: Path, key: str) -> set[Any]:
+    """Values of `key` in the lines of a results file that this commit wrote; a run that goes on leaves them out."""
+    if not output.exists():
+        return set()
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    return {line[key] for line in lines if line["commit"] == _commit()}
 
 
 def _commit() -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.record import provenance
+from benchmarks.record import done_before, provenance
 from benchmarks.search_checks import (
     Outcome,
     Outcomes,
@@ -145,7 +145,7 @@ def main() -> int:
     arguments = parser.parse_args()
     started = time.monotonic()
     where = provenance()
-    done = set() if arguments.again else _done(arguments.output, str(where["commit"]))
+    done = set() if arguments.again else done_before(arguments.output, "request")
     wanted = [seed for seed in range(arguments.first, arguments.first + arguments.requests) if seed not in done]
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     counted: Counter[str] = Counter()
@@ -170,13 +170,6 @@ def main() -> int:
     for name, num in knobs.most_common():
         print(f"  {name}: {num}")
     return int(counted["different"] > 0)
-
-
-def _done(output: Path, commit: str) -> set[int]:
-    if not output.exists():
-        return set()
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    return {line["request"] for line in lines if line["commit"] == commit}
 
 
 if __name__ == "__main__":
