@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from solver.schedule.evaluate import Evaluator
 from solver.schedule.patterns import SPREADS, with_values
-from solver.schedule.problem import Assignment, Evaluation, Family, Problem
+from solver.schedule.problem import Assignment, Evaluation, Problem
 
 MAX_SWEEPS = 4
 
@@ -46,15 +46,17 @@ def disorder(problem: Problem, assignment: Assignment) -> int:
 def _variants(problem: Problem, assignment: Assignment) -> Iterator[Assignment]:
     for family in problem.families:
         yield with_values(assignment, dict.fromkeys(family.decisions, 0))
-        yield from _regular(family, assignment)
+        for size in sorted({problem.num_values[decision] for decision in family.decisions}):
+            alike = tuple(decision for decision in family.decisions if problem.num_values[decision] == size)
+            yield from _regular(alike, assignment)
     for decision in range(problem.num_decisions):
         if assignment[decision]:
             yield with_values(assignment, {decision: 0})
 
 
-def _regular(family: Family, assignment: Assignment) -> Iterator[Assignment]:
-    """The same number of members at each value, placed by a pattern."""
-    values = [assignment[decision] for decision in family.decisions]
+def _regular(alike: tuple[int, ...], assignment: Assignment) -> Iterator[Assignment]:
+    """The same number of decisions at each value, placed by a pattern; all have as many values."""
+    values = [assignment[decision] for decision in alike]
     counts = [values.count(value) for value in range(max(values, default=0) + 1)]
     for spread in SPREADS:
-        yield with_values(assignment, dict(zip(family.decisions, spread(counts), strict=True)))
+        yield with_values(assignment, dict(zip(alike, spread(counts), strict=True)))
