@@ -2,9 +2,11 @@
 
 import pytest
 
-from planner.check import check
+from planner.check import check, recompute
 from planner.plan import make_plan
+from planner.program.events import Operation, OperationKind, Stream
 from planner.schema import (
+    ActivationPlan,
     ActivationPolicy,
     ClientFeature,
     CopyMeasurement,
@@ -18,7 +20,8 @@ from planner.schema import (
     SearchLimits,
 )
 from planner.simulate import predict
-from tests.planner.factories import CallSpec, tiny_cluster, tiny_model, tiny_profile, tiny_request
+from planner.simulate.predict import program_of
+from tests.planner.factories import CallSpec, tiny_cluster, tiny_decisions, tiny_model, tiny_profile, tiny_request
 
 EXACT = SearchLimits(gap=0.0, deterministic_time=200.0)
 BLOCK = CallSpec(
@@ -139,3 +142,26 @@ def test_how_many_blocks_offload_can_be_fixed() -> None:
     decisions = make_plan(known).body.decisions
     assert decisions is not None
     assert [entry.module for entry in decisions.activations] == ["layers.0", "layers.2"]
+
+
+@pytest.mark.parametrize("norm_saved", [0, 600])
+def test_what_keeps_nothing_fetches_nothing(norm_saved: int) -> None:
+    """The backward of the norm begins to bring back what block 0 keeps only where the norm keeps something too."""
+    asked = request()
+    model = tiny_model(2, block=BLOCK, norm=CallSpec(shapes=((4,),), saved=norm_saved))
+    asked = asked.model_copy(update={"model": model})
+    offloaded = tuple(ActivationPlan(module=path, policy=ActivationPolicy.OFFLOAD) for path in ("layers.0", "norm"))
+    decisions = tiny_decisions(asked).model_copy(update={"activations": offloaded})
+    found = predict(asked, decisions)
+    again = recompute(asked, decisions)
+    assert (again.step_time_ns, again.allocated_bytes) == (found.step_time_ns, found.peak.allocated_bytes)
+    events = program_of(asked, decisions).program.events
+    order = [(e.kind, e.owner) for e in events if isinstance(e, Operation) and e.stream is Stream.OFFLOAD]
+    sent = [(OperationKind.ACTIVATION_OUT, "layers.0"), (OperationKind.ACTIVATION_IN, "layers.0")]
+    if norm_saved:
+        out, back = (OperationKind.ACTIVATION_OUT, "norm"), (OperationKind.ACTIVATION_IN, "norm")
+        sent = [sent[0], out, back, sent[1]]
+    assert order == sent
+    fetch = next(i for i, e in enumerate(events) if isinstance(e, Operation) and (e.kind, e.owner) == sent[-1])
+    done = [e.owner for e in events[:fetch] if isinstance(e, Operation) and e.kind is OperationKind.BACKWARD]
+    assert ("layers.1" in done) is (norm_saved == 0)

@@ -19,6 +19,7 @@ class ActivationOffloads:
         """Call whose copies are on their way out, and the operation."""
         self._away: list[tuple[int, int]] = []
         """Calls whose activations are on the host, and how many bytes, in forward order."""
+        self._sent: set[int] = set()
         self._fetched: dict[int, int] = {}
 
     def out(self, call: int, size_bytes: int, unit: int) -> None:
@@ -29,6 +30,7 @@ class ActivationOffloads:
         operation = self._copy(OperationKind.ACTIVATION_OUT, call, size_bytes, duration, unit)
         self._leaving = call, operation
         self._away.append((call, size_bytes))
+        self._sent.add(call)
 
     def release(self) -> None:
         """Free on the device what the call before has sent."""
@@ -39,7 +41,12 @@ class ActivationOffloads:
             self._leaving = None
 
     def wait_for(self, call: int, unit: int) -> None:
-        """Let compute wait until a call's activations are back, and fetch those of the offloaded call before it."""
+        """Let compute wait until a call's activations are back, and fetch those of the offloaded call before it.
+
+        A call that kept nothing has sent nothing, and does neither.
+        """
+        if call not in self._sent:
+            return
         if self._away and self._away[-1][0] == call:
             self._fetch(unit)
         if call in self._fetched:
