@@ -8,7 +8,16 @@ from random import Random
 from typing import Any
 
 from planner.check import check, recompute
-from planner.schema import Decisions, DeviceSheet, Infeasibility, Limits, Objective, PlanBody, PlanRequest
+from planner.schema import (
+    ActivationPolicy,
+    Decisions,
+    DeviceSheet,
+    Infeasibility,
+    Limits,
+    Objective,
+    PlanBody,
+    PlanRequest,
+)
 from planner.simulate import predict
 from planner.space.fixed import NoValueLeft
 from planner.space.opened import NoCostOnHost, OpenCandidate, Region, regions
@@ -29,6 +38,7 @@ class Outcome:
     """Of the device, by what is not tensors."""
     host_bytes: int
     fits_host: bool
+    offloads_activations: bool
 
 
 @dataclass(slots=True)
@@ -53,6 +63,7 @@ class Outcomes:
                 + budget.other_bytes,
                 host_bytes=found.host_bytes,
                 fits_host=found.host_bytes <= found.host_budget_bytes,
+                offloads_activations=any(one.policy is ActivationPolicy.OFFLOAD for one in decisions.activations),
             )
         return self.known[key]
 
@@ -115,10 +126,17 @@ class Question:
         return outcome.step_ns if self.minimises_time else outcome.reserved_bytes
 
     def values(self, outcomes: Iterable[Outcome]) -> list[int]:
-        """Of the plans that may be chosen; for time, units are offloaded only where nothing else will do."""
-        kept = [outcome for outcome in outcomes if self.keeps(outcome)]
+        """Of the plans that may be chosen; for time, something is offloaded only where nothing else will do."""
+        known = list(outcomes) if self.minimises_time else least_memory_space(outcomes)
+        kept = [outcome for outcome in known if self.keeps(outcome)]
         on_device = [outcome for outcome in kept if not outcome.host_bytes]
         return [self.value(outcome) for outcome in (on_device if self.minimises_time and on_device else kept)]
+
+
+def least_memory_space(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Where memory is minimised activations stay on the device, unless all are offloaded by a fixed choice."""
+    known = list(outcomes)
+    return [outcome for outcome in known if not outcome.offloads_activations] or known
 
 
 def all_regions(request: PlanRequest) -> list[Region]:
@@ -250,7 +268,9 @@ def _infeasibility_differences(
         if stated.binding != "step_time":
             yield f"{where}: {stated.binding} binds, but only the step time does"
         return
-    least = min((asked.needed(outcome) for outcome in outcomes if outcome.fits_host), default=None)
+    least = min(
+        (asked.needed(outcome) for outcome in least_memory_space(outcomes) if outcome.fits_host), default=None
+    )
     found = stated.smallest_device_memory_bytes if asked.is_device else stated.needed_bytes
     if least is not None and found != least:
         yield f"{where}: {found} bytes are said to be needed, in truth {least}"

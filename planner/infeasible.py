@@ -12,8 +12,9 @@ from planner.schema import (
     PlanRequest,
 )
 from planner.schema.base import MAX_INTEGER
-from planner.search import search
+from planner.search import Found, search
 from planner.simulate.predict import predict
+from planner.space.candidate import may_offload_activations
 from planner.space.opened import Goal
 from solver.schedule.problem import Aim
 
@@ -38,6 +39,8 @@ _ADVICE = {
 
 def explain_infeasible(request: PlanRequest) -> Infeasibility:
     """Why nothing keeps the bounds: memory, or the step time that was asked for."""
+    if request.limits.step_time_ns is not None and (late := search(request, goal=Goal())).best is not None:
+        return _too_slow(late, request.limits.step_time_ns)
     exact = request.model_copy(update={"search": request.search.model_copy(update={"gap": 0.0})})
     found = search(exact, goal=Goal(aim=Aim.MEMORY, is_budgeted=False))
     if found.best is None:
@@ -47,16 +50,15 @@ def explain_infeasible(request: PlanRequest) -> Infeasibility:
     assert found.assignment is not None
     best, evaluation = found.best, found.best.heuristic.evaluate(found.assignment)
     needed, budget = evaluation.needed - best.costs.reserved_bytes, best.costs.budget
-    if needed <= budget.budget_bytes and request.limits.step_time_ns is not None:
-        return _too_slow(request, request.limits.step_time_ns)
     peak = predict(request, best.unpack(request, found.assignment)).peak
     binding = max(peak.by_category_bytes, key=lambda category: peak.by_category_bytes[category])
     ranks = _fewest_ranks(request)
     device_bytes = _device_bytes(budget, needed)
+    whose = " with its activations on the device" if may_offload_activations(request) else ""
     most = (
-        "every plan needs at least"
+        f"every plan{whose} needs at least"
         if found.lower_bound >= evaluation.needed
-        else "no plan was found that needs less than"
+        else f"no plan{whose} was found that needs less than"
     )
     need = f"{most} {_size(needed)} of device memory for tensors"
     return Infeasibility(
@@ -78,10 +80,9 @@ def explain_infeasible(request: PlanRequest) -> Infeasibility:
     )
 
 
-def _too_slow(request: PlanRequest, limit_ns: int) -> Infeasibility:
-    """Some plan fits, but none of those is fast enough."""
-    found = search(request, goal=Goal())
-    assert found.best is not None, "a plan that needs least memory fits"
+def _too_slow(found: Found, limit_ns: int) -> Infeasibility:
+    """Some plan fits, but none of those is fast enough; `found` is the fastest."""
+    assert found.best is not None
     assert found.assignment is not None
     fastest_ns = found.best.step_ns(found.best.heuristic.evaluate(found.assignment))
     return Infeasibility(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from planner.layout.atoms import DeclaredAtom, table_names
 from planner.layout.owners import PlannedOwners, plan_owners
@@ -10,7 +11,7 @@ from planner.layout.planned import LayoutOptions, PlannedBuffer, PlannedUnit
 from planner.layout.precision import precision_notes
 from planner.layout.units import UnitPlanner
 from planner.program.units import partition
-from planner.schema import Layout, ModelDescription, Workload
+from planner.schema import InconsistentRequest, Layout, ModelDescription, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,16 @@ def plan_layouts(
         declared: atoms by pattern.
 
     Raises:
-        InconsistentRequest: units do not fit the model, or no optimizer group matches a trainable parameter.
+        InconsistentRequest: units do not fit the model, a pattern matches no parameter, or no optimizer group
+            matches a trainable one.
     """
+    names = [name for name, _ in model.iter_parameters()]
+    for one in declared:
+        if not any(fnmatchcase(name, one.pattern) for name in names):
+            raise InconsistentRequest(
+                f"the atom for {one.pattern!r} matches no parameter; patterns are globs over full names such as "
+                f"{next(iter(names), 'layers.0.weight')!r}"
+            )
     found: list[LayoutPlan] = []
     for plan in _at_each_degree(model, workload, unit_modules, options, declared):
         found.append(plan)

@@ -19,7 +19,7 @@ def precision_notes(pieces: Iterable[Piece], eight_bit: Collection[str]) -> tupl
         return ()
     first = wide[0]
     return (
-        f"{len(wide)} pieces keep float32 moments under adamw_8bit where the whole parameter would keep 8 bits: a "
-        f"piece needs at least {EIGHT_BIT_LEAST_ELEMENTS} elements and a multiple of {EIGHT_BIT_BLOCK}; rank "
-        f"{first.rank} holds {first.num_elements} of {first.parameter!r}",
+        "pieces that keep float32 moments under adamw_8bit, though their parameters would have 8 bits: "
+        f"{len(wide)}; a piece needs at least {EIGHT_BIT_LEAST_ELEMENTS} elements and a multiple of "
+        f"{EIGHT_BIT_BLOCK}, and rank {first.rank} holds {first.num_elements} of {first.parameter!r}",
     )

@@ -115,7 +115,15 @@ def outline(programs: Sequence[Program], partition: Partition) -> Outline:
 
 
 def normalised(operations: Sequence[OutlineOperation]) -> Outline:
-    """The same without the details inside a call that a prediction does not have; idempotent.
+    """The normal form: `_normalised_once` until nothing changes, since a run that grows may imply further edges."""
+    found = tuple(operations)
+    while (simpler := _normalised_once(found)) != found:
+        found = simpler
+    return found
+
+
+def _normalised_once(operations: Sequence[OutlineOperation]) -> Outline:
+    """The same without the details inside a call that a prediction does not have.
 
     - A run is one operation, and edges to its parts are edges to the run. FSDP2 records events and issues
       operations on other streams amid a run, which splits what a dry run sees; a part that waits for nothing is

@@ -121,11 +121,16 @@ def possible_micro_batches(request: PlanRequest) -> tuple[int, ...]:
     return tuple(size for size in asked if not rest and not sequences % size)
 
 
-def candidates(request: PlanRequest, *, offloads: bool) -> Iterator[Candidate]:
+def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True) -> Iterator[Candidate]:
     """Every mesh, grouping and accumulation, as the client's features and the fixed choices allow.
 
-    Each stands for its `settings` too. Those that offload are apart (`offloads`): they are asked for only where
-    nothing fits without, or memory is what is minimised.
+    Each stands for its `settings` too.
+
+    Args:
+        request: what to plan.
+        offloads: those with something in host memory, or those without.
+        activations: those with activations in host memory among them; they are left out where there are others
+            that offload nothing or units.
 
     Raises:
         InconsistentRequest: a fixed choice leaves none.
@@ -141,9 +146,7 @@ def candidates(request: PlanRequest, *, offloads: bool) -> Iterator[Candidate]:
             "gradient_sync, reshard_after_backward, offload or activation_offload contradict each other, the "
             "cluster, the model, its optimizer or the client's features"
         )
-    on_host = [
-        (units, blocks) for units, blocks in _offloads(request) if ((units, blocks) != _ON_DEVICE) is offloads
-    ]
+    on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads]
     for (units, blocks), training, mesh, group in product(on_host, trainings, meshes, groups):
         if blocks and group.partition.blocks:
             continue  # halves would each wait for copies of their own
@@ -174,14 +177,26 @@ def _trainings(request: PlanRequest) -> Iterator[Training]:
             yield Training(micro_batch=size, reduce_dtype=dtype, optimizer_implementation=step)
 
 
-def _offloads(request: PlanRequest) -> Iterator[tuple[Offload, int]]:
-    """Needs a client that can, and a cluster that says how much memory its hosts have."""
+def may_offload_activations(request: PlanRequest) -> bool:
+    """Whether some global choices have activations in host memory, and others have not."""
+    return len({blocks > 0 for _, blocks in _offloads(request, activations=True)}) > 1
+
+
+def _offloads(request: PlanRequest, *, activations: bool) -> list[tuple[Offload, int]]:
+    """Units and activations on the host: one or the other, both only where the fixed choices leave nothing else.
+
+    Needs a client that can, and a cluster that says how much memory its hosts have.
+    """
     known = all(group.host_memory_bytes for group in request.cluster.node_groups)
     units = tuple(Offload) if known and allows(request, ClientFeature.OFFLOAD) else (Offload.NONE,)
     blocks = ACTIVATION_OFFLOADS if known and allows(request, ClientFeature.ACTIVATION_OFFLOAD) else (0,)
-    for of_units, of_blocks in product(units, blocks):
-        if allowed(request, {"offload": of_units.value, "activation_offload": of_blocks}):
-            yield of_units, of_blocks
+    pairs = [
+        (of_units, of_blocks)
+        for of_units, of_blocks in product(units, blocks)
+        if allowed(request, {"offload": of_units.value, "activation_offload": of_blocks})
+    ]
+    alone = [pair for pair in pairs if pair[0] is Offload.NONE or not pair[1]] or pairs
+    return alone if activations else [pair for pair in alone if not pair[1]] or alone
 
 
 def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -> str:

@@ -139,7 +139,8 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     Args:
         request: what to plan.
         goal: what to minimise within which bounds, the request's own where it is not given.
-        offloads: those that keep units in host memory, or those that do not.
+        offloads: those with something in host memory, or those without. Activations are offloaded for speed alone:
+            where memory is minimised their floors are too weak to rule any of them out, unless that is fixed.
 
     Raises:
         InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
@@ -150,7 +151,7 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     refusals: list[ShardwrightError] = []
     found = 0
     goal = goal or Goal.of(request)
-    for candidate in candidates(request, offloads=offloads):
+    for candidate in candidates(request, offloads=offloads, activations=goal.aim is Aim.MAKESPAN):
         names = knob_names(candidate)
         knobs = (knobs or set()) | names
         if not keeps_choices(request.fixed, names):

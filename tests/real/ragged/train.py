@@ -1,0 +1,220 @@
+"""One rank: train each case with even and with ragged shards, and print how the two differ as JSON lines."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from planner.schema import Decisions
+from runtime_client.apply import apply_decisions
+from runtime_client.fingerprint import iter_parameters
+from runtime_client.ragged import deterministic_reduction
+from runtime_client.ragged.tensor import RaggedTensor
+from tests.real.llama import Llama, seeded_llama
+from tests.runtime_client.plans import checkpointed, decisions, unit
+from tests.runtime_client.ragged.layouts import rows, with_layouts
+
+NUM_STEPS = 5
+LAYERS = ("layers.0", "layers.1")
+ROOT = unit("")
+BLOCKS = (*map(unit, LAYERS), ROOT)
+BFLOAT16 = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a case shards and trains; both arms do it alike but for the layouts."""
+
+    units: tuple = BLOCKS
+    replicate: int = 1
+    knobs: dict = field(default_factory=dict)
+    build: Callable[[], nn.Module] = lambda: seeded_llama(num_blocks=2)
+    layout: dict = field(default_factory=dict)
+    micro_batches: int = 1
+    stock: bool = False
+    """Reduce by the backend's own collective."""
+    apply: dict = field(default_factory=dict)
+    clip: float | None = None
+    optimizer: dict = field(default_factory=dict)
+
+    def decisions(self, num_ranks: int) -> Decisions:
+        return decisions(
+            self.units,
+            shard=num_ranks // self.replicate,
+            replicate=self.replicate,
+            micro_batch=2,
+            num_micro_batches=self.micro_batches,
+            **self.knobs,
+        )
+
+
+class Twice(nn.Module):
+    """A model that runs one of its blocks twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = seeded_llama(num_blocks=2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.inner.embedding(tokens)
+        for index in (0, 1, 0):
+            x = self.inner.layers[index](x)
+        return self.inner.head(self.inner.norm(x))
+
+
+def frozen() -> Llama:
+    model = seeded_llama(num_blocks=2)
+    model.embedding.requires_grad_(False)
+    for layer in model.layers:
+        layer.attention.q.requires_grad_(False)
+    return model
+
+
+class Unused(nn.Module):
+    """A block that one parameter takes no part in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = seeded_llama(num_blocks=2)
+        self.inner.layers[0].spare = nn.Linear(7, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.inner(tokens)
+
+
+INNER = (unit("inner.layers.0"), unit("inner.layers.1"), ROOT)
+CASES: dict[str, Case] = {
+    "float32": Case(layout={"spare": 3}),
+    "rows": Case(layout={"atom": rows, "reverse": True}),
+    "stock": Case(stock=True),
+    "bfloat16": Case(knobs=BFLOAT16),
+    "output": Case(knobs=BFLOAT16 | {"output_dtype": "float32"}),
+    "checkpoint inside": Case(knobs={"activations": checkpointed(*LAYERS)}),
+    "bfloat16 checkpoint": Case(knobs=BFLOAT16 | {"activations": checkpointed("layers.1")}),
+    "accumulation": Case(micro_batches=2),
+    "no sync": Case(micro_batches=2, knobs={"runtime": {"gradient_sync": "last_micro_batch"}}),
+    "bfloat16 no sync": Case(
+        micro_batches=2, knobs=BFLOAT16 | {"runtime": {"gradient_sync": "last_micro_batch"}}, layout={"spare": 1}
+    ),
+    "keep": Case(units=(unit("layers.0", reshard_after_forward=False), unit("layers.1"), ROOT)),
+    "grouped": Case(units=(*map(unit, LAYERS), unit("norm", "head"), ROOT)),
+    "mixed": Case(layout={"units": lambda modules: modules == ("layers.1",)}),
+    "two buffers": Case(layout={"group": lambda name: "norm" if "norm" in name else ""}),
+    "tied": Case(build=partial(seeded_llama, num_blocks=2, tied=True)),
+    "frozen": Case(build=frozen),
+    "twice": Case(build=Twice, units=INNER),
+    "unused": Case(build=Unused, units=INNER),
+    "unused reduced": Case(build=Unused, units=INNER, knobs={"runtime": {"reduce_scatter_unused_params": True}}),
+    "offload": Case(units=(unit("layers.0", parameter_tier="host", optimizer_tier="host"), unit("layers.1"), ROOT)),
+    "prefetch": Case(
+        units=(
+            unit("layers.0", forward_prefetch=("layers.1",)),
+            unit("layers.1", backward_prefetch=("layers.0",)),
+            ROOT,
+        )
+    ),
+    "clip": Case(clip=0.01),
+    "foreach": Case(
+        layout={"units": lambda modules: modules == ("layers.1",)}, optimizer={"foreach": True}, clip=0.1
+    ),
+    "fused": Case(layout={"units": lambda modules: modules != ("layers.0",)}, optimizer={"fused": True}),
+    "aliased": Case(apply={"alias_gathers": True}),
+    "aliased bfloat16": Case(
+        knobs=BFLOAT16 | {"activations": checkpointed("layers.1")}, apply={"alias_gathers": True}, micro_batches=2
+    ),
+    "hybrid": Case(replicate=2),
+    "hybrid all-reduce last": Case(
+        replicate=2, micro_batches=2, knobs={"runtime": {"gradient_sync": "all_reduce_on_last_micro_batch"}}
+    ),
+    "hybrid bfloat16": Case(replicate=2, knobs=BFLOAT16),
+    "reshard to two": Case(units=(unit("layers.0", reshard_after_forward=2), unit("layers.1"), ROOT)),
+}
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    num_ranks = dist.get_world_size()
+    for name in sys.argv[1:]:
+        case = CASES[name]
+        even = train(case, case.decisions(num_ranks))
+        ragged = train(case, with_layouts(case.build(), case.decisions(num_ranks), **case.layout))
+        if dist.get_rank() == 0:
+            print(json.dumps({"case": name, "ranks": num_ranks, **difference(even, ragged)}), flush=True)
+    dist.barrier()
+
+
+def train(case: Case, made: Decisions) -> dict[str, object]:
+    """Losses, gradients of the last step, parameters and norms by name, as whole tensors."""
+    model = case.build()
+    names = ("replicate", "shard") if case.replicate > 1 else ("shard",)
+    sizes = (made.mesh.replicate, made.mesh.shard) if case.replicate > 1 else (made.mesh.shard,)
+    applied = apply_decisions(model, made, init_device_mesh("cpu", sizes, mesh_dim_names=names), **case.apply)
+    if not case.stock:
+        deterministic_reduction(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **case.optimizer)
+    applied.check_optimizer(optimizer)
+    generator = torch.Generator().manual_seed(7 + dist.get_rank())
+    losses, norms, gradients = [], [], {}
+    for _ in range(NUM_STEPS):
+        for index in range(case.micro_batches):
+            applied.begin_micro_batch(index)
+            tokens = torch.randint(0, 61, (2, 9), generator=generator)
+            logits = model(tokens).float()
+            loss = functional.cross_entropy(logits.view(-1, 61), tokens.view(-1))
+            loss.backward()
+            losses.append(loss.item())
+        if case.clip:
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip).full_tensor().item())
+        gradients = {name: whole(p.grad) for name, p in iter_parameters(model)}
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        "losses": losses,
+        "norms": norms,
+        "gradients": gradients,
+        "aliased": list(applied.aliased_layouts),
+        "parameters": {name: whole(p) for name, p in iter_parameters(model)},
+        "ragged": sum(isinstance(p, RaggedTensor) for p in model.parameters()),
+        "moments": {
+            name: whole(optimizer.state[p]["exp_avg"]) for name, p in iter_parameters(model) if p in optimizer.state
+        },
+    }
+
+
+def whole(tensor: Tensor | None) -> Tensor | None:
+    if isinstance(tensor, DTensor):
+        return tensor.detach().full_tensor()
+    return None if tensor is None else tensor.detach().clone()
+
+
+def difference(even: dict, ragged: dict) -> dict[str, object]:
+    """Names that differ, and by how much at most; equal means bit by bit."""
+    found: dict[str, object] = {"ragged": ragged["ragged"], "aliased": ragged["aliased"], "losses": even["losses"]}
+    found["loss difference"] = max(abs(a - b) for a, b in zip(even["losses"], ragged["losses"], strict=True))
+    found["norms"] = [even["norms"], ragged["norms"]]
+    for what in ("parameters", "gradients", "moments"):
+        one_arm, other = even[what], ragged[what]
+        assert list(one_arm) == list(other), (list(one_arm), list(other))
+        found[what] = [name for name in one_arm if not same(one_arm[name], other[name])]
+        found[f"{what} difference"] = max(
+            ((a - other[name]).abs().max().item() for name, a in one_arm.items() if a is not None), default=0.0
+        )
+    return found
+
+
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
+if __name__ == "__main__":
+    main()
