@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from time import monotonic, process_time
 
@@ -124,18 +125,21 @@ def one_choice() -> Iterator[Case]:
 
 def _one_choice(name: str, request: PlanRequest, gap: float, goal_s: float) -> Case:
     fixed = request.model_copy(update={"fixed": ONE_CHOICE})
-    return Case(name=name, request=limited(fixed, 0.5), gap=gap, goal_s=goal_s)
+    (half,) = limited(fixed, 0.5)
+    return Case(name=name, request=half, gap=gap, goal_s=goal_s)
 
 
-def limited(request: PlanRequest, share: float) -> PlanRequest:
-    """The request with a budget between the leanest plan's need (share 0) and what the device has (share 1)."""
+def limited(request: PlanRequest, *shares: float) -> list[PlanRequest]:
+    """The request with budgets between the leanest plan's need (share 0) and what the device has (share 1)."""
     found = search(request, goal=Goal(aim=Aim.MEMORY, is_budgeted=False))
     assert found.best is not None
     assert found.assignment is not None
     needed = found.best.heuristic.evaluate(found.assignment).needed
     budget = found.best.costs.budget.budget_bytes
-    memory = needed + int(share * max(0, budget - needed))
-    return request.model_copy(update={"limits": Limits(memory_bytes=memory)})
+    return [
+        request.model_copy(update={"limits": Limits(memory_bytes=needed + int(share * max(0, budget - needed)))})
+        for share in shares
+    ]
 
 
 MODELS = {
@@ -145,27 +149,28 @@ MODELS = {
     "llama-3-405b": (120.0, (512, 1_024, 4_096, 16_384)),
 }
 """Goal in seconds, and numbers of devices."""
-BUDGETS = {"roomy": 1.0, "tight": 0.3, "barely": 0.02}
+BUDGETS = {"tight": 0.3, "barely": 0.02}
+"""Beside the roomy one, which is all that the device has."""
 
 
 def whole(only: str) -> Iterator[Case]:
     """All global choices."""
     for name, (goal_s, sizes) in MODELS.items():
         for num_devices in sizes:
-            for word, share in BUDGETS.items():
-                title = f"{name} on {num_devices}, {word}"
+            titles = [f"{name} on {num_devices}, {word}" for word in ("roomy", *BUDGETS)]
+            if not any(only in title for title in titles):
+                continue
+            request = request_for(_model(name), num_devices, gap=0.01)
+            requests = [request, *limited(request, *BUDGETS.values())]
+            for title, asked in zip(titles, requests, strict=True):
                 if only in title:
-                    yield _whole(title, name, num_devices, share, goal_s)
+                    yield Case(name=title, request=asked, gap=0.01, goal_s=goal_s, first_goal_s=3.0)
 
 
-def _whole(title: str, name: str, num_devices: int, share: float, goal_s: float) -> Case:
+def _model(name: str) -> ModelDescription:
     if name == "llama-3-405b":
-        model = llama_405b(126)
-    else:
-        model = ModelDescription.from_json((ROOT / "examples" / "models" / f"{name}.json").read_bytes())
-    request = request_for(model, num_devices, gap=0.01)
-    request = request if share == 1.0 else limited(request, share)
-    return Case(name=title, request=request, gap=0.01, goal_s=goal_s, first_goal_s=3.0)
+        return llama_405b(126)
+    return ModelDescription.from_json((ROOT / "examples" / "models" / f"{name}.json").read_bytes())
 
 
 def run(case: Case) -> Outcome:
@@ -203,7 +208,7 @@ def main() -> int:
     arguments = parser.parse_args()
     outcomes = []
     print(HEADER, flush=True)
-    for case in [*(case for case in one_choice() if arguments.only in case.name), *whole(arguments.only)]:
+    for case in chain((case for case in one_choice() if arguments.only in case.name), whole(arguments.only)):
         outcomes.append(run(case))
         print(outcomes[-1].line(), flush=True)
     document = {"where": provenance(), "outcomes": [asdict(outcome) for outcome in outcomes]}
