@@ -8,6 +8,7 @@ from api.cli.describe import describe
 from api.cli.diff import diff
 from api.cli.dryrun import dryrun
 from api.cli.failures import Commands
+from api.cli.layout import layout
 from api.cli.plan import plan
 from api.cli.schema import schema
 from api.cli.serve import serve
@@ -34,6 +35,7 @@ app.command(rich_help_panel=_PLANNING)(plan)
 app.command(rich_help_panel=_PLANNING)(simulate)
 app.command(rich_help_panel=_PLANNING)(check)
 app.command(rich_help_panel=_PLANNING)(diff)
+app.command(rich_help_panel=_PLANNING)(layout)
 app.command(rich_help_panel=_PLANNING)(timeline)
 app.command(rich_help_panel=_PLANNING)(dryrun)
 app.command(rich_help_panel=_DESCRIBING)(describe)

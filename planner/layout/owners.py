@@ -1,7 +1,8 @@
 """Owners of the matrices that Muon needs whole and the layout cuts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from planner.costs.muon import MuonStep
 from planner.layout.pieces import pieces
@@ -51,11 +52,12 @@ def plan_owners(units: Sequence[PlannedUnit], num_ranks: int) -> PlannedOwners |
     if not owned:
         return None
     problem = OwnersProblem(matrices=tuple(_matrix(*one) for one in owned), num_owners=num_ranks)
-    solved = solve(problem)
+    held = _held_bytes(units)
+    solved = _where_most_is_held(problem, solve(problem), held)
     return PlannedOwners(
         names=tuple(name for name, _ in owned),
         solved=solved,
-        loads=_loads(problem, solved, units),
+        loads=_loads(problem, solved, held),
         longest_first_flops=problem.largest(longest_first(problem))[0],
     )
 
@@ -65,18 +67,50 @@ def _matrix(name: str, parameter: Parameter) -> Matrix:
     return Matrix(name=name, work=step.flops, size_bytes=step.whole_bytes)
 
 
-def _loads(problem: OwnersProblem, solved: Owners, units: Sequence[PlannedUnit]) -> tuple[OwnerLoad, ...]:
-    owner_of = {matrix.name: owner for matrix, owner in zip(problem.matrices, solved.owners, strict=True)}
-    held_bytes = [0] * problem.num_owners
+def _held_bytes(units: Sequence[PlannedUnit]) -> Counter[tuple[str, int]]:
+    """What each rank holds of each owned matrix."""
+    found: Counter[tuple[str, int]] = Counter()
     for unit in units:
         for buffer in unit.buffers:
             for piece in pieces(buffer.layout) if buffer.owned else ():
-                if owner_of.get(piece.parameter) == piece.rank:
-                    held_bytes[piece.rank] += piece.num_elements * _UPDATE_BYTES
-    num_matrices = [solved.owners.count(owner) for owner in range(problem.num_owners)]
+                if piece.parameter in buffer.owned:
+                    found[piece.parameter, piece.rank] += piece.num_elements * _UPDATE_BYTES
+    return found
+
+
+def _where_most_is_held(problem: OwnersProblem, solved: Owners, held: Mapping[tuple[str, int], int]) -> Owners:
+    """The same sets of matrices on other ranks: loads do not say which, and what a rank holds it need not gather.
+
+    The pair of a set and a rank that saves most comes first.
+    """
+    owner_of = {matrix.name: owner for matrix, owner in zip(problem.matrices, solved.owners, strict=True)}
+    saved: Counter[tuple[int, int]] = Counter()
+    for (name, rank), size_bytes in held.items():
+        saved[owner_of[name], rank] += size_bytes
+    rank_of: dict[int, int] = {}
+    free = dict.fromkeys(range(problem.num_owners))
+    for (owner, rank), _ in sorted(saved.items(), key=lambda item: (-item[1], item[0])):
+        if owner not in rank_of and rank in free:
+            rank_of[owner] = rank
+            del free[rank]
+    for owner in range(problem.num_owners):
+        if owner not in rank_of:
+            rank_of[owner] = next(iter(free))
+            del free[rank_of[owner]]
+    return replace(solved, owners=tuple(rank_of[owner] for owner in solved.owners))
+
+
+def _loads(problem: OwnersProblem, solved: Owners, held: Mapping[tuple[str, int], int]) -> tuple[OwnerLoad, ...]:
+    own = [0] * problem.num_owners
+    for matrix, owner in zip(problem.matrices, solved.owners, strict=True):
+        own[owner] += held.get((matrix.name, owner), 0)
+    num_matrices = Counter(solved.owners)
     return tuple(
-        OwnerLoad(num_matrices=number, flops=flops, whole_bytes=size_bytes, gathered_bytes=size_bytes - held)
-        for number, (flops, size_bytes), held in zip(
-            num_matrices, problem.loads(solved.owners), held_bytes, strict=True
+        OwnerLoad(
+            num_matrices=num_matrices[owner],
+            flops=flops,
+            whole_bytes=size_bytes,
+            gathered_bytes=size_bytes - own[owner],
         )
+        for owner, (flops, size_bytes) in enumerate(problem.loads(solved.owners))
     )

@@ -93,6 +93,7 @@ def test_owners(tmp_path, capsys):
     words = (path, "--ranks", 8, "--alignment", 1, "--optimizer", "muon")
     text = " ".join(text_of(capsys, *words).split())
     assert "8 cut matrices are updated whole by their owners: the busiest has 1 with 15.4 kFLOP" in text
+    assert "a w0 8 x 8, whole on its owner, ranks 0-1" in text
     owners = json.loads(text_of(capsys, *words, "--json"))["owners"]
     assert sorted(owners["owner"].values()) == list(range(8))
     assert owners["largest_flops"] == owners["lower_bound_flops"] == 15_360
@@ -149,9 +150,10 @@ def test_an_unknown_atom():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--ranks", "0"], "--ranks '0' is not a positive number"),
-        (["--ranks", "8,x"], "--ranks 'x' is not a positive number"),
-        (["--alignment", "-8"], "--alignment '-8' is not a positive number"),
+        (["--ranks", "0"], "--ranks '0' is not a number from 1 to 100000"),
+        (["--ranks", "100001"], "--ranks '100001' is not a number from 1 to 100000"),
+        (["--ranks", "8,x"], "--ranks 'x' is not a number from 1 to 100000"),
+        (["--alignment", "-8"], "--alignment '-8' is not a number from 1 to"),
         (["--atom", "rows:16"], "is not GLOB=ATOM"),
         (["--atom", "layer.*=rows:16"], "'layer.*' matches no parameter"),
         (["--unit", "nowhere"], "names no module with parameters"),
@@ -160,6 +162,13 @@ def test_an_unknown_atom():
 def test_errors_name_what_is_wrong(model_file, capsys, words, message):
     assert main(["layout", str(model_file), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", [1, 1000])
+def test_one_rank_and_more_ranks_than_rows(model_file, capsys, ranks):
+    found = json.loads(text_of(capsys, model_file, "--ranks", ranks, "--alignment", 1, "--json"))
+    assert found["num_ranks"] == ranks
+    assert found["padding_elements"] == {1: 0, 1000: 4 * 1000 - 396}[ranks]
 
 
 def test_an_unknown_model(capsys):

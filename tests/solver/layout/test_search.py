@@ -43,6 +43,23 @@ def test_ranks_that_differ_get_their_shares() -> None:
     assert (found.shard_elements, found.offsets, found.status) == (5, (10, 0), "optimal")
 
 
+@pytest.mark.parametrize(
+    ("tensors", "shares", "shard"),
+    [
+        (((10, 4), (28, 28), (13, 4), (38, 4), (1, 1)), (3, 1, 3, 2, 2), 10),
+        (((8, 5), (7, 7), (4, 4), (4, 3)), (1, 2, 3, 2, 2, 2), 3),
+    ],
+)
+def test_a_gap_takes_nothing_that_fits_nowhere(
+    tensors: tuple[tuple[int, int], ...], shares: tuple[int, ...], shard: int
+) -> None:
+    """Found by `make verify-layout`: the larger tensors left gaps for smaller ones that no place would take."""
+    asked = problem(*tensors, ranks=len(shares), shares=shares)
+    found = solve(asked)
+    assert check(asked, found) == ()
+    assert (found.shard_elements, found.status) == (shard, "optimal")
+
+
 @pytest.mark.parametrize(("layer", "ranks"), PUBLISHED_PERCENT)
 @pytest.mark.parametrize("rows", ROWS)
 def test_no_published_figure_is_better(layer: str, ranks: int, rows: int) -> None:

@@ -1,0 +1,1 @@
+"""Which rank updates which whole matrix."""
