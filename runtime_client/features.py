@@ -14,4 +14,5 @@ CLIENT_FEATURES = (
     ClientFeature.REDUCE_SCATTER_BUFFERS,
     ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP,
     ClientFeature.ACCUMULATION,
+    ClientFeature.RAGGED_LAYOUT,
 )

@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from planner.schema import Decisions, GradientSync
 from runtime_client.apply.activation_offload import ActivationOffload
 from runtime_client.apply.modules import find_module
-from runtime_client.errors import OptimizerBuiltTooEarly
+from runtime_client.errors import OptimizerBuiltTooEarly, UnknownParameter
 from runtime_client.fingerprint import iter_parameters
+from runtime_client.ragged.local_pieces import LocalPiece, local_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class AppliedPlan:
     decisions: Decisions
     activation_offload: ActivationOffload | None = None
     """Where the plan offloads activations, what does it."""
+    aliased_layouts: tuple[str, ...] = ()
+    """Names of the ragged buffers that are gathered in place."""
 
     @property
     def optimizer_options(self) -> dict[str, bool]:
@@ -72,6 +75,17 @@ class AppliedPlan:
     @property
     def _root(self) -> FSDPModule:
         return cast(FSDPModule, self.model)
+
+    def local_pieces(self, name: str) -> tuple[LocalPiece, ...]:
+        """Runs of elements of a parameter that this rank holds, by its original name.
+
+        Raises:
+            UnknownParameter: the model has no parameter of that name.
+        """
+        for found, parameter in iter_parameters(self.model):
+            if found == name:
+                return local_pieces(parameter)
+        raise UnknownParameter(f"the model has no parameter {name!r}; names are those of the unsharded model")
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that was built before sharding; it would silently train nothing.

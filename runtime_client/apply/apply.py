@@ -25,6 +25,7 @@ def apply_plan(
     device_type: str | None = None,
     mesh: DeviceMesh | None = None,
     require_fingerprint: bool = True,
+    alias_gathers: bool = False,
 ) -> AppliedPlan:
     """Shard `model` in place as the plan says. Call it on every rank, before building the optimizer.
 
@@ -39,6 +40,8 @@ def apply_plan(
         mesh: A mesh to use instead of one over all ranks: `(shard,)` or `(replicate, shard)`, dimensions named.
         require_fingerprint: Refuse a model whose fingerprint is not the planned one. Switch it off only to try a
             plan on a model that differs in ways you know.
+        alias_gathers: Gather ragged units of one buffer in place: less memory in forward and no copy, for a place
+            in FSDP2's internals (`runtime_client.ragged.gather`).
 
     Raises:
         ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
@@ -53,7 +56,9 @@ def apply_plan(
     if require_fingerprint:
         check_fingerprint(model, body.model_fingerprint)
     check_units(model, decisions)
-    return shard(model, decisions, mesh or _build_mesh(decisions.mesh, device_type))
+    return shard(
+        model, decisions, mesh or _build_mesh(decisions.mesh, device_type), alias_gathers=alias_gathers
+    )
 
 
 def _build_mesh(plan: MeshPlan, device_type: str | None) -> DeviceMesh:

@@ -1,11 +1,13 @@
 """`apply_decisions`: the one place that shards. Every check first, then the calls that the decisions ask for."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from planner.schema import Decisions, DType, StateTier, UnitPlan
+from planner.schema import Decisions, DType, Layout, StateTier, UnitPlan
 from runtime_client.apply.activation_offload import check_offloading, offload_activations
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.checkpointing import check_checkpointing, checkpoint
@@ -16,9 +18,15 @@ from runtime_client.apply.plan_checks import check_mesh
 from runtime_client.apply.prefetch import check_prefetch, set_prefetch
 from runtime_client.apply.shard_dims import ShardPlacement, check_shard_dims, shard_placement
 from runtime_client.apply.units import resolve_units
+from runtime_client.ragged.buffer import PlannedBuffer
+from runtime_client.ragged.checks import check_layouts
+from runtime_client.ragged.gather import alias_gathers as alias
+from runtime_client.ragged.shard import owners_of, shard_ragged
 
 
-def apply_decisions(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
+def apply_decisions(
+    model: nn.Module, decisions: Decisions, mesh: DeviceMesh, *, alias_gathers: bool = False
+) -> AppliedPlan:
     """Shard `model` in place over `mesh`, for decisions that do not come in a plan (dry runs, experiments).
 
     Nothing ties such decisions to a model: a trainer applies a plan with `apply_plan`, which also verifies its
@@ -28,6 +36,7 @@ def apply_decisions(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) ->
         model: A module that was not sharded before, on any device or on meta.
         decisions: What to do; its micro-batch numbers are only handed on.
         mesh: `(shard,)` or `(replicate, shard)`, dimensions named.
+        alias_gathers: Gather ragged units of one buffer in place (`runtime_client.ragged.gather`).
 
     Raises:
         ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
@@ -36,7 +45,7 @@ def apply_decisions(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) ->
     check_mesh(mesh, decisions)
     check_not_sharded(model)
     check_units(model, decisions)
-    return shard(model, decisions, mesh)
+    return shard(model, decisions, mesh, alias_gathers=alias_gathers)
 
 
 def check_units(model: nn.Module, decisions: Decisions) -> None:
@@ -44,24 +53,36 @@ def check_units(model: nn.Module, decisions: Decisions) -> None:
     units = resolve_units(model, decisions)
     check_parameters(units)
     check_shard_dims(units, decisions)
+    check_layouts(units, decisions)
     check_checkpointing(model, decisions)
     check_offloading(decisions)
     check_prefetch(decisions)
 
 
-def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
+def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh, *, alias_gathers: bool = False) -> AppliedPlan:
     """Carry out checked decisions."""
     placement = shard_placement(model, decisions)
     offload = offload_activations(model, decisions, mesh.device_type)
     for activation in decisions.activations:
         checkpoint(model, activation)
+    ragged: list[tuple[nn.Module, list[PlannedBuffer]]] = []
+    owners = owners_of(model)
     for unit in decisions.units:
-        _shard_unit(model, unit, mesh, _mixed_precision(decisions, unit), placement)
+        modules = [find_module(model, path, where="decisions.units") for path in unit.modules]
+        call = partial(_fully_shard, modules, unit, mesh, _mixed_precision(decisions, unit), placement)
+        if unit.layouts:
+            buffers = shard_ragged(modules, _layouts(unit, decisions), owners, decisions.mesh.shard, call)
+            ragged.append((modules[0], buffers))
+        else:
+            call()
     if offload is not None:
         offload.watch_inputs(model)
     set_prefetch(model, decisions)
     _set_knobs(model, decisions)
-    return AppliedPlan(model=model, mesh=mesh, decisions=decisions, activation_offload=offload)
+    aliased = alias(model, ragged) if alias_gathers else []
+    return AppliedPlan(
+        model=model, mesh=mesh, decisions=decisions, activation_offload=offload, aliased_layouts=tuple(aliased)
+    )
 
 
 def _mixed_precision(decisions: Decisions, unit: UnitPlan) -> MixedPrecisionPolicy:
@@ -85,14 +106,18 @@ def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
     return found
 
 
-def _shard_unit(
-    model: nn.Module,
+def _layouts(unit: UnitPlan, decisions: Decisions) -> list[Layout]:
+    by_name = {layout.name: layout for layout in decisions.layouts}
+    return [by_name[name] for name in unit.layouts]
+
+
+def _fully_shard(
+    modules: list[nn.Module],
     unit: UnitPlan,
     mesh: DeviceMesh,
     policy: MixedPrecisionPolicy,
     placement: ShardPlacement | None,
 ) -> None:
-    modules = [find_module(model, path, where="decisions.units") for path in unit.modules]
     fully_shard(
         modules[0] if len(modules) == 1 else modules,
         mesh=mesh,

@@ -17,12 +17,8 @@ _PRECISIONS = (DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 
 def check_supported(decisions: Decisions) -> None:
     """Refuse decisions that this client, or the installed torch, cannot carry out."""
-    if decisions.layouts:
-        raise UnsupportedPlan(f"decisions.layouts: ragged layouts cannot be applied. {_REMEDY}")
     for index, unit in enumerate(decisions.units):
         where = f"decisions.units[{index}]"
-        if unit.layouts:
-            raise UnsupportedPlan(f"{where}.layouts: ragged layouts cannot be applied. {_REMEDY}")
         _check_tiers(unit, where)
         _check_reshard(unit.reshard_after_forward, decisions.mesh.shard, f"{where}.reshard_after_forward")
     for index, activation in enumerate(decisions.activations):

@@ -98,6 +98,10 @@ CASES: dict[str, Case] = {
     "bfloat16": Case(knobs=BFLOAT16),
     "output": Case(knobs=BFLOAT16 | {"output_dtype": "float32"}),
     "checkpoint inside": Case(knobs={"activations": checkpointed(*LAYERS)}),
+    "checkpoint outside": Case(
+        units=(unit("layers.0.attention"), unit("layers.0.feed_forward"), unit("layers.1"), ROOT),
+        knobs={"activations": checkpointed(*LAYERS)},
+    ),
     "bfloat16 checkpoint": Case(knobs=BFLOAT16 | {"activations": checkpointed("layers.1")}),
     "accumulation": Case(micro_batches=2),
     "no sync": Case(micro_batches=2, knobs={"runtime": {"gradient_sync": "last_micro_batch"}}),

@@ -24,11 +24,15 @@ def whole_matrices(_name: str, parameter: nn.Parameter) -> int:
     return parameter.numel() if parameter.ndim == 2 else 1
 
 
+def blocks_of_256(_name: str, parameter: nn.Parameter) -> int:
+    return 256 if parameter.numel() >= 4096 else 1
+
+
 def earliest_starts(sizes: Sequence[int], atoms: Sequence[int], shard: int, ranks: int) -> list[int] | None:
     """Offsets for shards of `shard` elements; None when they do not fit."""
     offsets, end = [], 0
     for size, atom in zip(sizes, atoms, strict=True):
-        start = next(s for s in count(end) if s + size > shard * ranks or not _cuts(s, size, atom, shard))
+        start = _earliest(end, size, atom, shard)
         if start + size > shard * ranks:
             return None
         offsets.append(start)
@@ -36,9 +40,16 @@ def earliest_starts(sizes: Sequence[int], atoms: Sequence[int], shard: int, rank
     return offsets
 
 
-def _cuts(start: int, size: int, atom: int, shard: int) -> bool:
-    first = (start // shard + 1) * shard
-    return any((bound - start) % atom for bound in range(first, start + size, shard))
+def _earliest(end: int, size: int, atom: int, shard: int) -> int:
+    """First start from `end` on at which every boundary of a shard inside lies between two atoms."""
+    next_shard = (end // shard + 1) * shard
+    for low, bound in ((end, next_shard), (next_shard, next_shard + shard)):
+        if low + size <= bound:
+            return low
+        start = low + (bound - low) % atom
+        if start < bound and (start + size <= bound + shard or shard % atom == 0):
+            return start
+    return 2**60
 
 
 def with_layouts(
@@ -50,17 +61,20 @@ def with_layouts(
     group: Callable[[str], str] = lambda name: "",
     reverse: bool = False,
     spare: int = 0,
+    align: int = 1,
 ) -> Decisions:
     """The same decisions with ragged buffers, one per dtype, requires_grad and `group` of the chosen units.
 
-    Each shard is the smallest that fits and `spare` elements more, so that padding lies in the middle too.
+    Each shard is the smallest multiple of `align` that fits, and `spare` elements more for padding in the middle.
     """
     layouts: list[Layout] = []
     plans = []
     for unit in resolve_units(model, decisions):
         plan = unit.plan
         if units(plan.modules) and unit.parameters:
-            made = _unit_layouts(unit.parameters, decisions.mesh.shard, atom, group, reverse, spare, len(layouts))
+            made = _unit_layouts(
+                unit.parameters, decisions.mesh.shard, atom, group, reverse, spare, align, len(layouts)
+            )
             layouts += made
             plan = plan.model_copy(update={"layouts": tuple(layout.name for layout in made)})
         plans.append(plan)
@@ -74,6 +88,7 @@ def _unit_layouts(
     group: Callable[[str], str],
     reverse: bool,
     spare: int,
+    align: int,
     number: int,
 ) -> list[Layout]:
     kinds: dict[tuple[str, bool, str], dict[int, tuple[str, nn.Parameter]]] = {}
@@ -85,7 +100,8 @@ def _unit_layouts(
         members = list(found.values())[:: -1 if reverse else 1]
         sizes = [parameter.numel() for _, parameter in members]
         atoms = [atom(name, parameter) for name, parameter in members]
-        shard = next(s for s in count(-(-sum(sizes) // ranks)) if earliest_starts(sizes, atoms, s, ranks)) + spare
+        least = -(-sum(sizes) // (ranks * align)) * align
+        shard = next(s for s in count(least, align) if earliest_starts(sizes, atoms, s, ranks)) + spare
         while not (offsets := earliest_starts(sizes, atoms, shard, ranks)):
             shard += 1
         entries = [
@@ -103,6 +119,3 @@ def _unit_layouts(
             )
         )
     return made
-
-
-__all__ = ["Atom", "earliest_starts", "one", "rows", "whole_matrices", "with_layouts"]
