@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks.fsdp2_figures import BUILD, MIB, RANKS, Figure
 from planner.program.build import build_program
 from planner.program.events import OperationKind, Stream
-from planner.program.inputs import knobs_of, partition_of, step_inputs
+from planner.program.inputs import knobs_of, meshes_of, partition_of, step_inputs
 from planner.program.predicted import launches_only
-from planner.schema import Decisions, ModelDescription, Workload
+from planner.schema import Decisions, MeshPlan, ModelDescription, Workload
 from planner.simulate.replay import Replay, replay
 from runtime_client.describe import describe, load_target
 
@@ -39,6 +39,10 @@ class RoundDurations:
     def backward_ns(self, kind: str) -> int:
         """Twice the forward."""
         return 2 * self.forward_ns(kind)
+
+    def collectives(self, mesh: MeshPlan) -> "RoundDurations":
+        """The same over all."""
+        return self
 
     def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
         """As asked."""
@@ -67,7 +71,7 @@ def played(model: ModelDescription, decisions: Decisions, *, gather: int, reduce
             global_batch=decisions.mesh.num_ranks,
             precision=decisions.precision,
         ),
-        shard=decisions.mesh.shard,
+        meshes=meshes_of(decisions, parts),
         optimizer_bytes=0,
         optimizer_transient_bytes=0,
         decisions=decisions,

@@ -97,10 +97,10 @@ def timed(num_blocks: int) -> Timed:
     costs = CostModel.of_plan(request, decisions)
     parts = partition_of(request.model, decisions)
     workload = decisions.decided(request.workload)
-    inputs = step_inputs(
-        parts, workload, shard=RANKS, optimizer_bytes=0, optimizer_transient_bytes=0, decisions=decisions
-    )
     knobs = knobs_of(decisions, parts)
+    inputs = step_inputs(
+        parts, workload, meshes=knobs.meshes, optimizer_bytes=0, optimizer_transient_bytes=0, decisions=decisions
+    )
     program, build_ms = _times(lambda: build_program(inputs, knobs, costs))
     _, replay_ms = _times(lambda: replay(program))
     return Timed(

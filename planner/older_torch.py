@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from planner.catalog.torch_versions import MODELLED, differences
-from planner.program.inputs import partition_of
+from planner.program.inputs import meshes_of, partition_of
 from planner.program.sizes import unit_bytes
 from planner.program.units import Partition, Pass, contains
 from planner.schema import ActivationPolicy, Decisions, PlanRequest
@@ -32,10 +32,11 @@ def older_torch_notes(request: PlanRequest, decisions: Decisions) -> Iterator[st
 
 
 def _largest_reduce_input(parts: Partition, decisions: Decisions) -> int:
-    precision, shard = decisions.precision, decisions.mesh.shard
     return max(
-        unit_bytes(unit, shard=shard, precision=precision, with_gradient=parts.with_gradient).reduce_input
-        for unit in parts.units
+        unit_bytes(
+            unit, shard=mesh.shard, precision=decisions.precision, with_gradient=parts.with_gradient
+        ).reduce_input
+        for unit, mesh in zip(parts.units, meshes_of(decisions, parts), strict=True)
     )
 
 

@@ -137,7 +137,8 @@ def _requirements(decisions: Decisions, model: ModelDescription) -> Requirements
     policies = {entry.policy for entry in decisions.activations}
     runtime = decisions.runtime
     features = {
-        ClientFeature.HYBRID_MESH: decisions.mesh.replicate > 1,
+        ClientFeature.HYBRID_MESH: any(mesh.replicate > 1 for mesh in decisions.meshes),
+        ClientFeature.UNIT_MESH: len(decisions.meshes) > 1,
         ClientFeature.PREFETCH: any(u.forward_prefetch or u.backward_prefetch for u in decisions.units),
         ClientFeature.CHECKPOINT_FULL: ActivationPolicy.FULL in policies,
         ClientFeature.CHECKPOINT_SELECTIVE: ActivationPolicy.SELECTIVE in policies,

@@ -3,7 +3,7 @@
 from planner.costs.optimizer import state_notes
 from planner.older_torch import older_torch_notes
 from planner.prices import shadow_values, why_not
-from planner.program.inputs import local_shards, partition_of
+from planner.program.inputs import local_shards, meshes_of, partition_of
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
 from planner.search import Found, Tried
 
@@ -69,8 +69,8 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
 
 
 def _optimizer_notes(request: PlanRequest, decisions: Decisions) -> tuple[str, ...]:
-    shards = local_shards(partition_of(request.model, decisions), decisions.mesh.shard)
-    return state_notes(request.workload, shards)
+    parts = partition_of(request.model, decisions)
+    return state_notes(request.workload, local_shards(parts, meshes_of(decisions, parts)))
 
 
 def _unused_measurements(request: PlanRequest) -> list[str]:

@@ -4,6 +4,7 @@ from planner.schema import ClientFeature
 
 CLIENT_FEATURES = (
     ClientFeature.HYBRID_MESH,
+    ClientFeature.UNIT_MESH,
     ClientFeature.PREFETCH,
     ClientFeature.RESHARD_INTEGER,
     ClientFeature.CHECKPOINT_FULL,

@@ -44,6 +44,7 @@ class Knob:
 KNOBS: Mapping[str, Knob] = MappingProxyType(
     {
         "hybrid_mesh": Knob(since="2.11", source="_fsdp_common.py: HSDPMeshInfo"),
+        "unit_mesh": Knob(since="2.11", source="_fully_shard.py: fully_shard(mesh)"),
         "grouped_units": Knob(since="2.11", source="_fully_shard.py: fully_shard(list)"),
         "reshard_after_forward": Knob(since="2.11", source="_fully_shard.py: fully_shard"),
         "reshard_after_forward_ranks": Knob(since="2.11", source="_fsdp_init.py: _get_post_forward_mesh_info"),
@@ -209,7 +210,7 @@ def differences(version: str) -> dict[str, Difference]:
 def used_knobs(decisions: Decisions, model: ModelDescription | None = None) -> Iterator[tuple[str, str]]:
     """`(path, knob)` of all that decisions ask of FSDP2, and that applying them to the model needs."""
     for index, unit in enumerate(decisions.units):
-        yield from _unit_knobs(f"decisions.units[{index}]", unit, decisions.mesh.shard)
+        yield from _unit_knobs(f"decisions.units[{index}]", unit, decisions.mesh_of(unit).shard)
     yield from _global_knobs(decisions)
     if model is not None:
         yield from _model_knobs(model)
@@ -224,6 +225,8 @@ def required_torch(decisions: Decisions, model: ModelDescription | None = None) 
 def _unit_knobs(path: str, unit: UnitPlan, shard: int) -> Iterator[tuple[str, str]]:
     for field, knob, used in (
         ("modules", "grouped_units", len(unit.modules) > 1),
+        ("mesh", "unit_mesh", unit.mesh is not None),
+        ("mesh", "hybrid_mesh", unit.mesh is not None and unit.mesh.replicate > 1),
         ("reshard_after_forward", "reshard_after_forward", unit.reshard_after_forward is not None),
         ("reshard_after_forward", "reshard_after_forward_ranks", _is_partial(unit, shard)),
         ("reshard_after_backward", "reshard_after_backward", not unit.reshard_after_backward),

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Self
 
-from planner.check.costs import CollectiveCosts, StepCosts
+from planner.check.costs import CommunicationCosts, StepCosts
 from planner.check.machine import Link, Machine, Stream
-from planner.schema.plan import Decisions, GradientSync, MemoryCategory, MeshPlan
+from planner.schema.plan import Decisions, GradientSync, MemoryCategory
 
 if TYPE_CHECKING:
     from planner.check.group import Group
@@ -37,8 +37,7 @@ class CommContext:
     """Shared state of the groups, and how many collectives a micro-batch issued."""
 
     machine: Machine
-    costs: CollectiveCosts
-    mesh: MeshPlan
+    costs: CommunicationCosts
     all_reduce_link: Link
     reduce_scatter_link: Link
     max_input_buffers: int
@@ -67,7 +66,6 @@ class CommContext:
         return cls(
             machine=machine,
             costs=costs,
-            mesh=decisions.mesh,
             all_reduce_link=Link.SHARD if costs.all_reduce_shares_link else Link.REPLICATE,
             reduce_scatter_link=Link.REDUCE if is_separate else Link.SHARD,
             max_input_buffers=runtime.reduce_scatter_max_input_buffers,
@@ -82,7 +80,7 @@ class CommContext:
 
     @property
     def all_reduces(self) -> bool:
-        """Whether a reduction of this micro-batch goes over the replicate axis too."""
+        """Whether reductions of this micro-batch go over the replicate axis too, where there is one."""
         return self.is_last_micro_batch or self.gradient_sync is not GradientSync.ALL_REDUCE_ON_LAST
 
     def begin_micro_batch(self, *, is_last: bool, times: int = 1) -> None:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from planner.schema.model import Parameter
-from planner.schema.plan import MemoryBudget
+from planner.schema.plan import MemoryBudget, MeshPlan
 
 Shards = Sequence[tuple[str, Parameter, int]]
 """(full name, parameter, elements on this rank) of parameters in the order of their registration."""
 
 
 class CollectiveCosts(Protocol):
-    """Durations of what FSDP2 issues, in nanoseconds."""
+    """Durations of collectives over the groups of one mesh, in nanoseconds."""
 
     def all_gather_ns(self, size_bytes: int, /, ranks: int | None = None) -> int:
         """All-gather into a full buffer of this size, over the shard axis or over `ranks` neighbours of it."""
@@ -21,6 +21,13 @@ class CollectiveCosts(Protocol):
 
     def all_reduce_ns(self, size_bytes: int, /) -> int:
         """All-reduce of a buffer of this size over the replicate axis."""
+
+
+class CommunicationCosts(Protocol):
+    """Durations of what FSDP2 issues, in nanoseconds."""
+
+    def collectives(self, mesh: MeshPlan, /) -> CollectiveCosts:
+        """Collectives of units on a mesh."""
 
     def copy_ns(self, read_bytes: int, write_bytes: int, /) -> int:
         """Copy on the device."""
@@ -32,7 +39,7 @@ class CollectiveCosts(Protocol):
         """Copy to pinned host memory."""
 
 
-class StepCosts(CollectiveCosts, Protocol):
+class StepCosts(CommunicationCosts, Protocol):
     """Durations and sizes that a step is made of; `CostModel` is one."""
 
     @property
@@ -45,7 +52,7 @@ class StepCosts(CollectiveCosts, Protocol):
 
     @property
     def concurrent_collectives(self) -> bool:
-        """Whether collectives of two communicators over the shard axis run side by side."""
+        """Whether collectives of two communicators over a shard axis run side by side."""
 
     @property
     def budget(self) -> MemoryBudget:

@@ -41,13 +41,13 @@ class Gathering:
         self._unit = unit
         self._comm = comm
         self._machine = comm.machine
-        self._ranks_after_forward = _ranks_after_forward(unit, comm.mesh.shard)
+        self._ranks_after_forward = _ranks_after_forward(unit, unit.mesh.shard)
         self._state = ShardedState.SHARDED
         self._pending: Gather | None = None
         self._resharded_ns: int | None = None
         """End of a partial resharding that no gather has waited for yet."""
         self._post_forward_bytes: dict[str, int] = {}
-        self._gathered_bytes = comm.mesh.shard * unit.gather_input_bytes
+        self._gathered_bytes = unit.mesh.shard * unit.gather_input_bytes
 
     @property
     def is_whole(self) -> bool:
@@ -75,7 +75,7 @@ class Gathering:
         if self._resharded_ns is not None:
             self._comm.wait_gather_streams(self._resharded_ns)
             self._resharded_ns = None
-        shard = self._comm.mesh.shard
+        shard = self._unit.mesh.shard
         if shard == 1:
             self._pending = Gather(end_ns=0, ranks=1, pool=Stream.COMPUTE)
             return
@@ -84,7 +84,8 @@ class Gathering:
         ranks = self._ranks_after_forward or shard if is_partial else shard
         self._copy_in(copy_in, self._gathered_bytes // ranks)
         self._machine.wait_stream(gather, copy_in)
-        duration = self._comm.costs.all_gather_ns(self._gathered_bytes, ranks=ranks if is_partial else None)
+        collectives = self._comm.costs.collectives(self._unit.mesh)
+        duration = collectives.all_gather_ns(self._gathered_bytes, ranks=ranks if is_partial else None)
         end_ns = self._machine.run(gather, duration, link=Link.SHARD)
         self._pending = Gather(end_ns=end_ns, ranks=ranks, pool=copy_in)
         self._comm.num_all_gathers += self._comm.times
@@ -173,7 +174,7 @@ class Gathering:
         return copied_out_ns
 
     def _whole_bytes(self, parameter: ShardedParameter) -> int:
-        return self._comm.mesh.shard * parameter.gather_input_bytes
+        return self._unit.mesh.shard * parameter.gather_input_bytes
 
     def _drop_output(self, gather: Gather) -> None:
         if gather.ranks > 1:
@@ -186,7 +187,7 @@ class Gathering:
         """
         if after_forward and self._ranks_after_forward is None:
             return
-        if after_forward and self._ranks_after_forward != self._comm.mesh.shard:
+        if after_forward and self._ranks_after_forward != self._unit.mesh.shard:
             self._machine.allocate(Stream.COMPUTE, _TRANSIENTS, held_bytes)
             self._reshard_in_part(self._ranks_after_forward or 1)
             self._machine.free(Stream.COMPUTE, _TRANSIENTS, held_bytes)

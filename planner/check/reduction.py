@@ -81,15 +81,15 @@ class Reduction:
     def gradient_pool(self, parameter: ShardedParameter) -> Stream:
         """Stream that makes the sharded gradient of a parameter."""
         is_cast = parameter.reduced is not parameter.storage
-        return Stream.ALL_REDUCE if is_cast and self._comm.mesh.replicate > 1 else Stream.REDUCE
+        return Stream.ALL_REDUCE if is_cast and self._unit.mesh.replicate > 1 else Stream.REDUCE
 
     def run(self, taken: Sequence[FullGradient]) -> None:
         """Reduce full gradients, and free them."""
         machine, comm = self._machine, self._comm
-        sizes = ReduceSizes.of(taken, comm.mesh)
+        sizes = ReduceSizes.of(taken, self._unit.mesh)
         self._wait_for_last()
         replaced_bytes = self._copy_in(taken, sizes)
-        is_partial = comm.mesh.replicate > 1 and not comm.all_reduces
+        is_partial = self._unit.mesh.replicate > 1 and not comm.all_reduces
         is_final = not (sizes.is_cast or is_partial or self._unit.is_on_host)
         category = _SHARDED if is_final else _REDUCE
         machine.allocate(Stream.REDUCE, category, sizes.output_bytes)
@@ -127,7 +127,7 @@ class Reduction:
         machine, costs = self._machine, self._comm.costs
         rearranged = replaced = 0
         for item in taken:
-            if item.parameter.dim and self._comm.mesh.shard > 1:
+            if item.parameter.dim and self._unit.mesh.shard > 1:
                 machine.free(Stream.COMPUTE, _UNSHARDED, replaced)
                 machine.allocate(Stream.COMPUTE, _UNSHARDED, item.size_bytes)
                 replaced = item.size_bytes
@@ -136,7 +136,7 @@ class Reduction:
         duration = costs.copy_ns(sizes.full_bytes, sizes.input_bytes)
         duration += costs.copy_ns(rearranged, rearranged) if rearranged else 0
         machine.run(Stream.COMPUTE, duration, 2 if rearranged else 1)
-        is_held = self._comm.mesh.shard > 1 and not taken[-1].parameter.dim
+        is_held = self._unit.mesh.shard > 1 and not taken[-1].parameter.dim
         last = taken[-1].size_bytes if is_held else 0
         machine.free(Stream.COMPUTE, _UNSHARDED, sizes.full_bytes - last)
         machine.wait_stream(Stream.REDUCE, Stream.COMPUTE)
@@ -146,10 +146,10 @@ class Reduction:
         machine, comm, size_bytes = self._machine, self._comm, sizes.input_bytes
         if sizes.divides_before:
             machine.run(Stream.REDUCE, comm.costs.copy_ns(size_bytes, size_bytes))
-        if comm.mesh.shard == 1:
+        if self._unit.mesh.shard == 1:
             return machine.run(Stream.REDUCE, comm.costs.copy_ns(size_bytes, size_bytes))
         comm.num_reduce_scatters += comm.times
-        duration = comm.costs.reduce_scatter_ns(size_bytes)
+        duration = comm.costs.collectives(self._unit.mesh).reduce_scatter_ns(size_bytes)
         return machine.run(Stream.REDUCE, duration, link=comm.reduce_scatter_link)
 
     def _keep_partial(self, output_bytes: int) -> None:
@@ -167,12 +167,12 @@ class Reduction:
     def _all_reduce(self, output_bytes: int) -> Stream:
         """All-reduce the output with the partial sum on a hybrid mesh; the stream of what follows."""
         comm, machine = self._comm, self._machine
-        if comm.mesh.replicate == 1:
+        if self._unit.mesh.replicate == 1:
             return Stream.REDUCE
         if self._partial_bytes:
             self._add_partial()
         machine.wait_stream(Stream.ALL_REDUCE, Stream.REDUCE)
-        duration = comm.costs.all_reduce_ns(output_bytes)
+        duration = comm.costs.collectives(self._unit.mesh).all_reduce_ns(output_bytes)
         self._all_reduced_ns = machine.run(Stream.ALL_REDUCE, duration, link=comm.all_reduce_link)
         comm.num_all_reduces += comm.times
         return Stream.ALL_REDUCE

@@ -110,7 +110,8 @@ def _features(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
     units, runtime = decisions.units, decisions.runtime
     policies = {item.policy for item in decisions.activations}
     used = {
-        ClientFeature.HYBRID_MESH: decisions.mesh.replicate > 1,
+        ClientFeature.HYBRID_MESH: any(decisions.mesh_of(unit).replicate > 1 for unit in units),
+        ClientFeature.UNIT_MESH: any(unit.mesh is not None for unit in units),
         ClientFeature.PREFETCH: any(unit.forward_prefetch or unit.backward_prefetch for unit in units),
         ClientFeature.RESHARD_INTEGER: any(type(unit.reshard_after_forward) is int for unit in units),
         ClientFeature.CHECKPOINT_FULL: ActivationPolicy.FULL in policies,

@@ -69,7 +69,7 @@ def treats_alike(decisions: Decisions) -> bool:
         case GradientSync.EVERY_MICRO_BATCH:
             always_syncs = True
         case GradientSync.ALL_REDUCE_ON_LAST:
-            always_syncs = decisions.mesh.replicate == 1
+            always_syncs = all(mesh.replicate == 1 for mesh in decisions.meshes)
         case _:
             always_syncs = False
     return always_syncs and all(unit.reshard_after_backward for unit in decisions.units)

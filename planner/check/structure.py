@@ -5,6 +5,7 @@ from planner.check.rules.activations import activation_problems
 from planner.check.rules.prefetch import prefetch_problems
 from planner.check.rules.request import not_modelled, size_problems
 from planner.check.rules.sharding import (
+    mesh_problems,
     resharding_problems,
     shard_dim_problems,
     tier_problems,
@@ -24,6 +25,7 @@ def structural_problems(request: PlanRequest, decisions: Decisions) -> list[str]
     problems += module_problems(model, decisions, calls)
     problems += parameter_problems(model, decisions, calls)
     problems += activation_problems(model, decisions, calls)
+    problems += mesh_problems(request, decisions)
     problems += resharding_problems(decisions)
     problems += shard_dim_problems(model, decisions)
     problems += tier_problems(decisions)

@@ -8,7 +8,7 @@ from planner.check.parts import PlannedCall
 from planner.check.passes import Pass, module_depth, module_runs, unit_passes
 from planner.schema.base import DType
 from planner.schema.model import ModelDescription, Parameter, StateTier
-from planner.schema.plan import Decisions, UnitPlan
+from planner.schema.plan import Decisions, MeshPlan, UnitPlan
 
 _FLOATING = {name for name in DType if "float" in name}
 
@@ -28,8 +28,8 @@ class ShardedParameter:
     requires_grad: bool
 
     @classmethod
-    def of(cls, name: str, parameter: Parameter, decisions: Decisions) -> "ShardedParameter":
-        """Apply mesh, sharded dimension and mixed-precision policy to a parameter.
+    def of(cls, name: str, parameter: Parameter, shard: int, decisions: Decisions) -> "ShardedParameter":
+        """Apply shard degree, sharded dimension and mixed-precision policy to a parameter.
 
         Dimension 0 is padded to a multiple of the shard degree, another one must be a multiple.
         """
@@ -37,7 +37,7 @@ class ShardedParameter:
         storage = parameter.dtype
         gathered = decisions.param_dtype if decisions.param_dtype and storage in _FLOATING else storage
         size = parameter.shape[dim] if dim < len(parameter.shape) else 1
-        per_rank = -(-size // decisions.mesh.shard)
+        per_rank = -(-size // shard)
         return cls(
             name=name,
             dim=dim,
@@ -85,6 +85,7 @@ class Unit:
     """A unit of the plan with what it owns."""
 
     plan: UnitPlan
+    mesh: MeshPlan
     parameters: tuple[ShardedParameter, ...]
     passes: tuple[Pass, ...]
     """Empty for the root, which runs from the first call to the last, and for units that never run."""
@@ -155,7 +156,8 @@ def build_units(model: ModelDescription, decisions: Decisions, calls: Sequence[P
         places |= {module: places.get(module, place) for module in _modules_above(name)}
         index = owner(name, owners)
         if parameter.tied_to is None and index is not None:
-            owned.setdefault(index, []).append(ShardedParameter.of(name, parameter, decisions))
+            shard = decisions.mesh_of(decisions.units[index]).shard
+            owned.setdefault(index, []).append(ShardedParameter.of(name, parameter, shard, decisions))
     units = []
     for index, plan in enumerate(decisions.units):
         runs = [run for module in plan.modules if module for run in module_runs(model, calls, module)]
@@ -163,6 +165,7 @@ def build_units(model: ModelDescription, decisions: Decisions, calls: Sequence[P
         units.append(
             Unit(
                 plan=plan,
+                mesh=decisions.mesh_of(plan),
                 parameters=tuple(owned.get(index, ())),
                 passes=passes,
                 ends_complete=ends_complete,

@@ -1,15 +1,17 @@
-"""What a plan asks of the machine besides its mesh: communicators of its own, and the host."""
+"""What a plan asks of the machine besides its mesh: further meshes and communicators, and the host."""
 
 from dataclasses import dataclass
 from typing import Self
 
-from planner.schema import ActivationPolicy, Decisions, StateTier
+from planner.schema import ActivationPolicy, Decisions, MeshPlan, StateTier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
     """The knobs that change budget and sources of a cost model; the default asks for nothing."""
 
+    meshes: tuple[MeshPlan, ...] = ()
+    """Of units that have one of their own, each once."""
     partial_reshards: tuple[int, ...] = ()
     """Ranks that a unit is resharded to after forward, for each unit that is resharded in part."""
     separate_reduce_scatter_group: bool = False
@@ -21,11 +23,12 @@ class Demands:
     @classmethod
     def of(cls, decisions: Decisions) -> Self:
         """The demands of a plan."""
-        degree = decisions.mesh.shard
+        partial = (
+            partial_ranks(unit.reshard_after_forward, decisions.mesh_of(unit).shard) for unit in decisions.units
+        )
         return cls(
-            partial_reshards=tuple(
-                ranks for unit in decisions.units if (ranks := partial_ranks(unit.reshard_after_forward, degree))
-            ),
+            meshes=decisions.meshes[1:],
+            partial_reshards=tuple(ranks for ranks in partial if ranks),
             separate_reduce_scatter_group=decisions.runtime.separate_reduce_scatter_group,
             offloads=any(unit.parameter_tier is StateTier.HOST for unit in decisions.units)
             or any(entry.policy is ActivationPolicy.OFFLOAD for entry in decisions.activations),

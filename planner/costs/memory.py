@@ -35,13 +35,14 @@ def communicator_sizes(mesh: MeshPlan, demands: Demands = Demands()) -> tuple[in
     """Ranks of each communicator that FSDP2 makes on one rank, the default group of the world first.
 
     A 1-D mesh over the world reuses the default group; each axis of a 2-D mesh with more than one rank is a new
-    one. Every unit with an integer `reshard_after_forward` makes its own group of that many ranks: torch 2.13
-    builds a `DeviceMesh` for each of them (`_get_post_forward_mesh_info`), even where their ranks are the same. The
-    mesh's other axis gets a process group too, which never communicates. `set_separate_reduce_scatter_group` makes
-    one more group over the shard axis for all units.
+    one, of every mesh that some unit has. Every unit with an integer `reshard_after_forward` makes its own group of
+    that many ranks: torch 2.13 builds a `DeviceMesh` for each of them (`_get_post_forward_mesh_info`), even where
+    their ranks are the same. The mesh's other axis gets a process group too, which never communicates.
+    `set_separate_reduce_scatter_group` makes one more group over the shard axis of each mesh.
     """
-    axes = (mesh.shard, mesh.replicate) if mesh.replicate > 1 else ()
-    separate = (mesh.shard,) if demands.separate_reduce_scatter_group else ()
+    meshes = (mesh, *demands.meshes)
+    axes = [size for one in meshes if one.replicate > 1 for size in (one.shard, one.replicate)]
+    separate = [one.shard for one in meshes] if demands.separate_reduce_scatter_group else []
     further = (*axes, *demands.partial_reshards, *separate)
     return (mesh.num_ranks, *(size for size in further if size > 1))
 

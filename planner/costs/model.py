@@ -1,15 +1,15 @@
-"""CostModel: every duration and size that program, solver and explanation ask for, for one mesh."""
+"""CostModel: every duration and size that program, solver and explanation ask for."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
-from planner.costs.collectives import Collective, Curve, collective_curve
 from planner.costs.compute import PassCost, model_flops, param_dtype_peak, pass_costs, pass_sources, recompute_pass
 from planner.costs.copies import CopyCosts
 from planner.costs.demands import Demands
 from planner.costs.host import HostCosts
 from planner.costs.memory import budget, budget_sources
+from planner.costs.mesh import MeshCosts
 from planner.costs.optimizer import (
     Shard,
     cpu_optimizer_ns,
@@ -19,13 +19,10 @@ from planner.costs.optimizer import (
     optimizer_transient_bytes,
     trainable_elements,
 )
-from planner.costs.partial import PartialGathers
 from planner.costs.rates import time_ns
-from planner.costs.slowdown import Slowdown, communication_slowdown
 from planner.costs.topology import Topology
 from planner.schema import (
     Decisions,
-    DeviceSheet,
     MemoryBudget,
     MeshPlan,
     NumberSource,
@@ -37,7 +34,7 @@ from planner.schema import (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostModel:
-    """Costs of one rank of a request on one mesh; integers, and the same on every call.
+    """Costs of one rank of a request on the meshes of a plan; integers, and the same on every call.
 
     Durations are nanoseconds, sizes are bytes. Collectives are stretched by the profile's
     `communication_slowdown_under_compute` and calls by `compute_slowdown_under_communication`, as if the other ran
@@ -46,8 +43,12 @@ class CostModel:
 
     launch_ns: int
     """CPU time to issue one kernel."""
+    own: MeshCosts
+    """Collectives of the plan's mesh."""
     all_reduce_shares_link: bool
-    """Both axes cross nodes, so that all-reduces use the same network card as gathers and reduce-scatters."""
+    """A shard axis and a replicate axis cross nodes, so that all-reduces use the same network card as gathers and
+    reduce-scatters.
+    """
     concurrent_collectives: bool
     """Collectives of two communicators over the shard axis do not slow each other down; only a profile says so."""
     budget: MemoryBudget
@@ -56,16 +57,12 @@ class CostModel:
     """Dense peak in the element type that parameters are computed in."""
 
     _request: PlanRequest
-    _device: DeviceSheet
+    _topology: Topology
     _passes: dict[tuple[str, str], PassCost]
     _copies: CopyCosts
     _host: HostCosts
-    _curves: dict[Collective, Curve]
-    _partial: PartialGathers
+    _meshes: dict[MeshPlan, MeshCosts]
     _demands: Demands
-    _slowdown: Slowdown
-    """Of collectives."""
-    _known_ns: dict[tuple[Collective, int], int] = field(default_factory=dict)
     _known_reshards: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -75,7 +72,7 @@ class CostModel:
         Args:
             request: model, cluster, workload and profile.
             mesh: the mesh of a plan.
-            demands: what the plan asks for besides, which budget and sources depend on; durations do not.
+            demands: what the plan asks for besides, which budget and sources depend on.
 
         Raises:
             UnknownName: a device or link that the catalog does not have.
@@ -84,28 +81,24 @@ class CostModel:
                 profile from which no time follows.
         """
         topology = Topology.of(request.cluster)
-        shard, replicate = topology.group(mesh, "shard"), topology.group(mesh, "replicate")
         profile = request.profile
+        meshes = {one: MeshCosts.of(topology, one, profile) for one in (mesh, *demands.meshes)}
         measured_launch_ns = profile.launch_ns if profile else None
         return cls(
             launch_ns=topology.device.launch_ns if measured_launch_ns is None else measured_launch_ns,
-            all_reduce_shares_link=shard.crosses_nodes and replicate.crosses_nodes,
+            own=meshes[mesh],
+            all_reduce_shares_link=any(one.shards_cross_nodes for one in meshes.values())
+            and any(one.replicas_cross_nodes for one in meshes.values()),
             concurrent_collectives=profile is not None and profile.concurrent_collectives,
             budget=budget(request, mesh, topology, demands),
             peak_flops_per_s=param_dtype_peak(request, topology.device),
             _request=request,
-            _device=topology.device,
+            _topology=topology,
             _passes=pass_costs(request, topology.device, overlapped=mesh.num_ranks > 1),
             _copies=CopyCosts.of(topology.device, profile),
             _host=HostCosts.of(request.cluster, topology.device, profile),
-            _curves={
-                "all_gather": collective_curve("all_gather", shard, profile),
-                "reduce_scatter": collective_curve("reduce_scatter", shard, profile),
-                "all_reduce": collective_curve("all_reduce", replicate, profile),
-            },
-            _partial=PartialGathers(topology=topology, mesh=mesh, profile=profile),
+            _meshes=meshes,
             _demands=demands,
-            _slowdown=communication_slowdown(profile),
         )
 
     @classmethod
@@ -137,23 +130,9 @@ class CostModel:
         """Kernels that the recomputation of a call launches."""
         return self._passes[kind, recompute_pass(saved_ops)].num_kernels
 
-    def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
-        """All-gather into a buffer of `size_bytes`, over the shard axis or over `ranks` neighbours of it.
-
-        Raises:
-            InconsistentRequest: the shard degree is not a multiple of `ranks`.
-        """
-        if ranks is None or ranks == self._partial.mesh.shard:
-            return self._collective_ns("all_gather", size_bytes)
-        return self._slowdown.stretched_ns(self._partial.curve(ranks).time_ns(size_bytes))
-
-    def reduce_scatter_ns(self, size_bytes: int) -> int:
-        """Reduce-scatter over the shard axis of a buffer of `size_bytes`."""
-        return self._collective_ns("reduce_scatter", size_bytes)
-
-    def all_reduce_ns(self, size_bytes: int) -> int:
-        """All-reduce over the replicate axis of a buffer of `size_bytes`."""
-        return self._collective_ns("all_reduce", size_bytes)
+    def collectives(self, mesh: MeshPlan) -> MeshCosts:
+        """Collectives of one of the plan's meshes."""
+        return self._meshes[mesh]
 
     def copy_ns(self, read_bytes: int, write_bytes: int) -> int:
         """A kernel that reads and writes device memory; 0 only when it moves nothing."""
@@ -171,17 +150,13 @@ class CostModel:
         """Copy to pinned host memory; errors as in `host_to_device_ns`."""
         return self._host.copy_ns("device_to_host", size_bytes)
 
-    @property
-    def shard(self) -> int:
-        """Ranks of the shard axis."""
-        return self._partial.mesh.shard
-
     def taken_bytes(self, demands: Demands) -> int:
         """What further demands take from the budget: communicators. Nothing where the request states the budget."""
-        mesh, topology = self._partial.mesh, self._partial.topology
         if self._request.limits.memory_bytes is not None:
             return 0
-        return budget(self._request, mesh, topology, demands).communicators_bytes - self.budget.communicators_bytes
+        further = replace(demands, meshes=self._demands.meshes)
+        with_them = budget(self._request, self.own.mesh, self._topology, further)
+        return with_them.communicators_bytes - self.budget.communicators_bytes
 
     @property
     def reserved_bytes(self) -> int:
@@ -221,11 +196,11 @@ class CostModel:
         rate = self._measured_optimizer_rate
         if rate is not None:
             return time_ns(trainable_elements(shards), rate)
-        alone_ns = optimizer_ns(self._request.workload, shards, self._device, launch_ns=self.launch_ns)
+        alone_ns = optimizer_ns(self._request.workload, shards, self._topology.device, launch_ns=self.launch_ns)
         return alone_ns + sum(
-            sum(map(self.all_gather_ns, (*step.gathered_bytes, *step.all_reduced_bytes)))
-            + sum(map(self.reduce_scatter_ns, step.all_reduced_bytes))
-            for step in muon_steps(self._request.workload, shards, self._partial.mesh.shard)
+            sum(map(self.own.all_gather_ns, (*step.gathered_bytes, *step.all_reduced_bytes)))
+            + sum(map(self.own.reduce_scatter_ns, step.all_reduced_bytes))
+            for step in muon_steps(self._request.workload, shards, self.own.mesh.shard)
         )
 
     def cpu_optimizer_ns(self, shards: Sequence[Shard]) -> int:
@@ -246,7 +221,7 @@ class CostModel:
         Raises:
             InconsistentRequest: no optimizer group matches a trainable parameter.
         """
-        return optimizer_transient_bytes(self._request.workload, shards, self._partial.mesh.shard)
+        return optimizer_transient_bytes(self._request.workload, shards, self.own.mesh.shard)
 
     def model_flops(self) -> int:
         """FLOPs of forward and backward of one micro-batch on one rank, without recomputation."""
@@ -258,8 +233,7 @@ class CostModel:
             *pass_sources(self._passes, {call.kind for call in self._request.model.calls}, self._demands.saved_ops),
             *self._launch_source(),
             *self._copies.sources(),
-            *(number for name, curve in self._curves.items() for number in curve.sources(name)),
-            *self._partial.sources(self._demands.partial_reshards),
+            *self._mesh_sources(),
             *self._optimizer_source(),
             *(self._host.sources() if self._demands.offloads else ()),
             *budget_sources(self._request, self.budget),
@@ -270,13 +244,12 @@ class CostModel:
         profile = self._request.profile
         return profile.optimizer_parameters_per_s if profile else None
 
-    def _collective_ns(self, collective: Collective, size_bytes: int) -> int:
-        """The units of a model have few sizes, and a program asks for each of them many times."""
-        known = self._known_ns.get((collective, size_bytes))
-        if known is None:
-            known = self._slowdown.stretched_ns(self._curves[collective].time_ns(size_bytes))
-            self._known_ns[collective, size_bytes] = known
-        return known
+    def _mesh_sources(self) -> Iterator[SourcedNumber]:
+        for mesh, costs in self._meshes.items():
+            yield from costs.sources("" if costs is self.own else f" of mesh {mesh.replicate} x {mesh.shard}")
+        for num_ranks in sorted(set(self._demands.partial_reshards)):
+            over = next(mesh for mesh in self._meshes if mesh.shard % num_ranks == 0)
+            yield from self._meshes[over].partial_sources(num_ranks)
 
     def _launch_source(self) -> tuple[SourcedNumber, ...]:
         profile = self._request.profile

@@ -16,6 +16,7 @@ from planner.schema import (
     Decisions,
     GradientSync,
     InconsistentRequest,
+    MeshPlan,
     ModelDescription,
     Parameter,
     StateTier,
@@ -26,27 +27,39 @@ from planner.schema import (
 
 OptimizerBytes = Callable[[str, Parameter, int], int]
 """(full name, parameter, elements of the shard) -> bytes of optimizer state."""
+KnownSizes = dict[tuple[tuple[str, ...], int], UnitBytes]
+"""Sizes of units, by their modules and shard degree."""
 LocalShards = Sequence[tuple[str, Parameter, int]]
 """(full name, parameter, elements of the shard) of the parameters that the optimizer updates."""
 
 
-def local_shards(parts: Partition, shard: int, units: Collection[int] | None = None) -> LocalShards:
+def meshes_of(decisions: Decisions, parts: Partition) -> tuple[MeshPlan, ...]:
+    """Mesh of each unit."""
+    own = {unit.modules[0]: unit.mesh for unit in decisions.units}
+    return tuple(own[unit.modules[0]] or decisions.mesh for unit in parts.units)
+
+
+def local_shards(parts: Partition, meshes: Sequence[MeshPlan], units: Collection[int] | None = None) -> LocalShards:
     """Shards on rank 0 of every parameter that gets a gradient, in the order of registration.
 
     Optimizers pass over parameters without one, and make no state for them.
 
     Args:
         parts: the units.
-        shard: ranks of the shard axis.
+        meshes: of each unit.
         units: only parameters of these.
     """
     stepped = parts.with_gradient | parts.with_zeros
-    if units is not None:
-        stepped &= {name for unit in units for name, _ in parts.units[unit].parameters}
-    return [
-        (name, parameter, shard_elements(parameter, shard, parts.dims.get(name, 0), name))
-        for name, parameter in parts.model.iter_parameters()
+    degrees = {
+        name: meshes[unit].shard
+        for unit in (range(len(parts.units)) if units is None else units)
+        for name, _ in parts.units[unit].parameters
         if name in stepped
+    }
+    return [
+        (name, parameter, shard_elements(parameter, degrees[name], parts.dims.get(name, 0), name))
+        for name, parameter in parts.model.iter_parameters()
+        if name in degrees
     ]
 
 
@@ -59,36 +72,36 @@ def step_inputs(
     parts: Partition,
     workload: Workload,
     *,
-    shard: int,
+    meshes: Sequence[MeshPlan],
     optimizer_bytes: int,
     optimizer_transient_bytes: int,
     decisions: Decisions | None = None,
-    known: dict[tuple[str, ...], UnitBytes] | None = None,
+    known: KnownSizes | None = None,
 ) -> StepInputs:
     """Sizes of all units and calls at the workload's micro-batch and sequence.
 
     Args:
         parts: the units.
         workload: sizes and precision.
-        shard: ranks of the shard axis.
+        meshes: of each unit.
         optimizer_bytes: optimizer state on the device.
         optimizer_transient_bytes: most that the optimizer step needs on top.
         decisions: what is refused together with some sizes.
-        known: sizes of units by their modules, for calls of one model, shard degree and precision; added to. The
-            root's are never known.
+        known: sizes of units, for calls of one model and precision; added to. The root's are never known.
     """
     known = {} if known is None else known
-    for unit in parts.units:
-        if unit.modules not in known or unit.modules == ("",):
-            known[unit.modules] = unit_bytes(
+    keys = [(unit.modules, mesh.shard) for unit, mesh in zip(parts.units, meshes, strict=True)]
+    for unit, key in zip(parts.units, keys, strict=True):
+        if key not in known or unit.modules == ("",):
+            known[key] = unit_bytes(
                 unit,
-                shard=shard,
+                shard=key[1],
                 precision=workload.precision,
                 with_gradient=parts.with_gradient,
                 with_zeros=parts.with_zeros,
                 dims=parts.dims,
             )
-    sizes = tuple(known[unit.modules] for unit in parts.units)
+    sizes = tuple(known[key] for key in keys)
     if decisions:
         _require_sound_zeros(decisions, parts, sizes)
     return StepInputs(
@@ -164,15 +177,16 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
     ):
         if not field_ok:
             raise UnsupportedField(path, "leave it at its default")
+    _require_sound_meshes(decisions)
+    meshes = meshes_of(decisions, parts)
     resharding = [
-        _resharding(plan.reshard_after_forward, unit, decisions.mesh.shard) for unit, plan in enumerate(plans)
+        _resharding(plan.reshard_after_forward, unit, meshes[unit].shard) for unit, plan in enumerate(plans)
     ]
     _require_sound_resharding(parts, resharding)
     _require_sound_repetition(decisions, parts)
     activation, blocks = _activations(decisions, parts)
     return Knobs(
-        shard=decisions.mesh.shard,
-        replicate=decisions.mesh.replicate,
+        meshes=meshes,
         reshard=tuple(map(Choice[Resharding].fixed, resharding)),
         reshard_after_backward=tuple(
             plan.reshard_after_backward or (resharding[unit] is not False and not _has_backward(parts, unit))
@@ -198,10 +212,7 @@ def micro_batches(knobs: Knobs, num: int) -> list[tuple[Knobs, int]]:
     if num == 1:
         return [(knobs, 1)]
     later = MicroBatch(is_first=False, is_last=True)
-    alike = knobs.gradient_sync is GradientSync.EVERY_MICRO_BATCH or (
-        knobs.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and knobs.replicate == 1
-    )
-    if alike and all(knobs.reshard_after_backward):
+    if knobs.treats_alike:
         return [(replace(knobs, micro_batch=later), num)]
     return each_micro_batch(knobs, num)
 
@@ -216,6 +227,22 @@ def each_micro_batch(knobs: Knobs, num: int) -> list[tuple[Knobs, int]]:
         (MicroBatch(is_first=False, is_last=True), 1),
     ]
     return [(replace(knobs, micro_batch=place), count) for place, count in places if count]
+
+
+def _require_sound_meshes(decisions: Decisions) -> None:
+    for unit in decisions.units:
+        if unit.mesh is None:
+            continue
+        where = f"decisions.units[..].mesh of {unit.modules[0] or '(root)'!r}"
+        if unit.modules == ("",):
+            raise InconsistentRequest(f"{where}: the root is on the mesh of the plan; write it as decisions.mesh")
+        if unit.mesh == decisions.mesh:
+            raise InconsistentRequest(f"{where} is the mesh of the plan; leave it out")
+        if unit.mesh.num_ranks != decisions.mesh.num_ranks:
+            raise InconsistentRequest(
+                f"{where} has {unit.mesh.num_ranks} ranks, but decisions.mesh has {decisions.mesh.num_ranks}; "
+                "every mesh covers all ranks"
+            )
 
 
 def _has_backward(parts: Partition, unit: int) -> bool:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from planner.program.build import build_program
 from planner.program.events import Program
-from planner.program.inputs import each_micro_batch, knobs_of, partition_of, step_inputs
+from planner.program.inputs import each_micro_batch, knobs_of, meshes_of, partition_of, step_inputs
 from planner.program.outline import Outline, outline
-from planner.program.step import Durations, Knobs, StepInputs
+from planner.program.step import Collectives, Durations, Knobs, StepInputs
 from planner.program.units import Partition
-from planner.schema import CallKind, Decisions, ModelDescription, Workload
+from planner.schema import CallKind, Decisions, MeshPlan, ModelDescription, Workload
 
 
 def predicted_outline(model: ModelDescription, decisions: Decisions, *, sequence: int) -> Outline:
@@ -28,7 +28,7 @@ def predicted_outline(model: ModelDescription, decisions: Decisions, *, sequence
     inputs = step_inputs(
         parts,
         workload,
-        shard=decisions.mesh.shard,
+        meshes=meshes_of(decisions, parts),
         optimizer_bytes=0,
         optimizer_transient_bytes=0,
         decisions=decisions,
@@ -80,6 +80,9 @@ class _LaunchesOnly:
 
     def recompute_kernels(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
         return sum(work.num_kernels for work in self._kind(kind).recomputation(saved_ops))
+
+    def collectives(self, mesh: MeshPlan) -> Collectives:
+        return self
 
     def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
         return 0

@@ -7,7 +7,20 @@ from typing import Protocol
 from planner.program.choices import Choice
 from planner.program.sizes import UnitBytes
 from planner.program.units import Partition
-from planner.schema import ActivationPolicy, GradientSync
+from planner.schema import ActivationPolicy, GradientSync, MeshPlan
+
+
+class Collectives(Protocol):
+    """Durations over the groups of one mesh; `planner.costs.mesh.MeshCosts` is one."""
+
+    def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
+        """All-gather into a buffer of this size, over the shard axis or over `ranks` neighbours of it."""
+
+    def reduce_scatter_ns(self, size_bytes: int) -> int:
+        """Reduce-scatter of a buffer of this size."""
+
+    def all_reduce_ns(self, size_bytes: int) -> int:
+        """All-reduce of a buffer of this size."""
 
 
 class Durations(Protocol):
@@ -19,11 +32,11 @@ class Durations(Protocol):
 
     @property
     def all_reduce_shares_link(self) -> bool:
-        """All-reduces use the network card of the shard axis."""
+        """All-reduces use the network card of all-gathers and reduce-scatters."""
 
     @property
     def concurrent_collectives(self) -> bool:
-        """Collectives of two communicators over the shard axis do not slow each other down."""
+        """Collectives of two communicators over a shard axis do not slow each other down."""
 
     def forward_ns(self, kind: str) -> int:
         """Forward of a call kind."""
@@ -43,14 +56,8 @@ class Durations(Protocol):
     def recompute_kernels(self, kind: str, saved_ops: tuple[str, ...] = ()) -> int:
         """Launches of the recomputation."""
 
-    def all_gather_ns(self, size_bytes: int, ranks: int | None = None) -> int:
-        """All-gather into a buffer of this size, over the shard axis or over `ranks` neighbours of it."""
-
-    def reduce_scatter_ns(self, size_bytes: int) -> int:
-        """Reduce-scatter of a buffer of this size."""
-
-    def all_reduce_ns(self, size_bytes: int) -> int:
-        """All-reduce of a buffer of this size."""
+    def collectives(self, mesh: MeshPlan) -> Collectives:
+        """Collectives of units on a mesh."""
 
     def copy_ns(self, read_bytes: int, write_bytes: int) -> int:
         """Copy on the device."""
@@ -93,8 +100,8 @@ class MicroBatch:
 class Knobs:
     """Decisions of a plan, each fixed or open."""
 
-    shard: int
-    replicate: int
+    meshes: tuple[MeshPlan, ...]
+    """Per unit."""
     reshard: tuple[Choice[Resharding], ...]
     """Per unit: reshard after forward."""
     activation: Mapping[int, Choice[Activation]]
@@ -111,6 +118,14 @@ class Knobs:
     separate_reduce_scatter_group: bool = False
     gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
     micro_batch: MicroBatch = MicroBatch()
+
+    def shard(self, unit: int) -> int:
+        """Ranks that the unit is sharded over."""
+        return self.meshes[unit].shard
+
+    def replicate(self, unit: int) -> int:
+        """How often it is replicated."""
+        return self.meshes[unit].replicate
 
     def keeps_after_backward(self, unit: int) -> bool:
         """Whether the unit stays gathered when this micro-batch ends."""
@@ -132,25 +147,31 @@ class Knobs:
         """Whether this micro-batch reduces gradients at all."""
         return self.gradient_sync is not GradientSync.LAST_MICRO_BATCH or self.micro_batch.is_last
 
-    @property
-    def all_reduces(self) -> bool:
-        """Whether this micro-batch finishes the reduction over replicas."""
-        partial = self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and not self.micro_batch.is_last
-        return self.replicate > 1 and not partial
+    def all_reduces(self, unit: int) -> bool:
+        """Whether this micro-batch finishes the unit's reduction over replicas."""
+        return self.replicate(unit) > 1 and not (self._sums_partially(unit) and not self.micro_batch.is_last)
 
-    @property
-    def finds_sharded_gradients(self) -> bool:
-        """Whether earlier micro-batches left sharded gradients to add to."""
-        if self.micro_batch.is_first:
+    def finds_sharded_gradients(self, unit: int) -> bool:
+        """Whether earlier micro-batches left sharded gradients of the unit to add to."""
+        if self.micro_batch.is_first or self.gradient_sync is GradientSync.LAST_MICRO_BATCH:
             return False
-        hybrid = self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and self.replicate > 1
-        return self.gradient_sync is not GradientSync.LAST_MICRO_BATCH and not hybrid
+        return not self._sums_partially(unit)
+
+    def finds_partial_sums(self, unit: int) -> bool:
+        """Whether earlier micro-batches left reduce-scattered gradients of the unit that no all-reduce has seen."""
+        return self._sums_partially(unit) and not self.micro_batch.is_first
+
+    def _sums_partially(self, unit: int) -> bool:
+        return self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and self.replicate(unit) > 1
 
     @property
-    def finds_partial_sums(self) -> bool:
-        """Whether earlier micro-batches left reduce-scattered gradients that no all-reduce has seen."""
-        hybrid = self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST and self.replicate > 1
-        return hybrid and not self.micro_batch.is_first
+    def treats_alike(self) -> bool:
+        """Whether every micro-batch of a step does the same, apart from finding sharded gradients."""
+        alike = self.gradient_sync is GradientSync.EVERY_MICRO_BATCH or (
+            self.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST
+            and all(mesh.replicate == 1 for mesh in self.meshes)
+        )
+        return alike and all(self.reshard_after_backward)
 
     @property
     def finds_whole_gradients(self) -> bool:

@@ -49,6 +49,8 @@ class UnitPlan(Part):
 
     modules: Annotated[tuple[ModulePath, ...], Field(min_length=1)]
     """Modules of the unit; several for `fully_shard([a, b])`."""
+    mesh: MeshPlan | None = None
+    """Where it is not that of the plan; covers as many ranks. The root has none of its own."""
     reshard_after_forward: bool | Positive | None = None
     """As `fully_shard` takes it; None leaves FSDP2's default."""
     reshard_after_backward: bool = True
@@ -115,6 +117,7 @@ class Decisions(Part):
     """All that the client needs to apply a plan."""
 
     mesh: MeshPlan
+    """Of every unit that has none of its own."""
     units: Annotated[tuple[UnitPlan, ...], Field(min_length=1)]
     activations: tuple[ActivationPlan, ...] = ()
     param_dtype: DType | None = None
@@ -129,6 +132,15 @@ class Decisions(Part):
     layouts: tuple[Layout, ...] = ()
     shard_dims: tuple[ShardDim, ...] = ()
     """Parameters not listed are sharded on dimension 0."""
+
+    def mesh_of(self, unit: UnitPlan) -> MeshPlan:
+        """The mesh that a unit is sharded over."""
+        return unit.mesh or self.mesh
+
+    @property
+    def meshes(self) -> tuple[MeshPlan, ...]:
+        """All that are used, each once: that of the plan, then others in the order of the units."""
+        return tuple(dict.fromkeys((self.mesh, *map(self.mesh_of, self.units))))
 
     @property
     def precision(self) -> Precision:

@@ -16,6 +16,7 @@ class ClientFeature(StrEnum):
     """A knob that the caller's client must be able to apply."""
 
     HYBRID_MESH = "hybrid_mesh"
+    UNIT_MESH = "unit_mesh"
     PREFETCH = "prefetch"
     RESHARD_INTEGER = "reshard_integer"
     CHECKPOINT_FULL = "checkpoint_full"

@@ -1,6 +1,6 @@
 """Host memory of offloaded units (`CPUOffloadPolicy`) and activations, on one rank."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Self
@@ -39,23 +39,22 @@ class HostMemory:
     gradients: tuple[int, ...] = ()
     """Of each parameter that has one."""
     optimizer_bytes: int = 0
-    added_bytes: int = 0
-    """The largest copy that is added to a gradient; 0 when nothing is accumulated."""
+    found: tuple[int, ...] = ()
+    """Of these gradients, those that the last micro-batch finds."""
     activations: tuple[int, ...] = ()
     """Of each storage that an offloaded call keeps, within a micro-batch."""
     optimizer_transient_bytes: int = 0
     """What the optimizer step needs on top."""
     changes: tuple[Change, ...] = ()
-    """Copies of the last micro-batch in the order of issue; only where there are both activations and gradients,
-    since then not all of them need be there at one time."""
+    """Copies of the last micro-batch in the order of issue; only where activations, or gradients that are not
+    found, come beside other gradients, since then not all of them need be there at one time."""
 
     @classmethod
     def of(
         cls,
-        sizes: Iterable[UnitBytes],
+        sizes: Iterable[tuple[UnitBytes, bool]],
         *,
         optimizer_bytes: int,
-        accumulates: bool,
         activations: tuple[int, ...] = (),
         optimizer_transient_bytes: int = 0,
         changes: tuple[Change, ...] = (),
@@ -63,23 +62,23 @@ class HostMemory:
         """Of the units on the host.
 
         Args:
-            sizes: of each of them.
+            sizes: of each of them, and whether some micro-batch finds its sharded gradients.
             optimizer_bytes: the optimizer's state for their parameters.
-            accumulates: some micro-batch finds sharded gradients.
             activations: storages that offloaded calls keep.
             optimizer_transient_bytes: what the optimizer step needs on top.
             changes: within the last micro-batch.
         """
         units = list(sizes)
-        gradients = tuple(size for unit in units for size in _sharded_gradients(unit))
+        gradients = tuple(size for unit, _ in units for size in _sharded_gradients(unit))
+        found = tuple(size for unit, is_found in units if is_found for size in _sharded_gradients(unit))
         return cls(
-            shards=tuple(piece.stored for unit in units for piece in unit.pieces),
+            shards=tuple(piece.stored for unit, _ in units for piece in unit.pieces),
             gradients=gradients,
+            found=found,
             optimizer_bytes=optimizer_bytes,
-            added_bytes=max(gradients, default=0) if accumulates else 0,
             activations=activations,
             optimizer_transient_bytes=optimizer_transient_bytes,
-            changes=changes if gradients and activations else (),
+            changes=changes if gradients and (activations or found not in ((), gradients)) else (),
         )
 
     @property
@@ -97,9 +96,9 @@ class HostMemory:
         gradients = sum(map(rounded, self.gradients))
         if self.changes:
             levels = accumulate(change.signed(rounded) for change in self.changes)
-            found = gradients if self.added_bytes else 0
+            found = sum(map(rounded, self.found))
             return kept + max(found + max(levels), gradients + self.optimizer_transient_bytes)
-        in_micro_batch = sum(map(rounded, self.activations)) + self.added_bytes
+        in_micro_batch = sum(map(rounded, self.activations)) + max(self.found, default=0)
         return kept + gradients + max(in_micro_batch, self.optimizer_transient_bytes)
 
 
@@ -114,8 +113,8 @@ def offloaded_activations(inputs: StepInputs, knobs: Knobs) -> tuple[int, ...]:
     )
 
 
-def host_changes(inputs: StepInputs, program: Program, *, accumulates: bool) -> tuple[Change, ...]:
-    """What a micro-batch copies to the host and back, in the order of issue; it may find gradients there."""
+def host_changes(inputs: StepInputs, program: Program, found: Collection[int]) -> tuple[Change, ...]:
+    """What a micro-batch copies to the host and back, in the order of issue; it finds gradients of some units."""
     model = inputs.partition.model
     changes: list[Change] = []
     kinds = {call.path: call.kind for call in model.calls}
@@ -127,7 +126,7 @@ def host_changes(inputs: StepInputs, program: Program, *, accumulates: bool) -> 
                 changes.append(Change(sizes, is_gone=event.kind is OperationKind.ACTIVATION_IN))
             case Operation(kind=OperationKind.OFFLOAD):
                 sizes = tuple(_sharded_gradients(inputs.sizes[event.unit]))
-                if not accumulates:
+                if event.unit not in found:
                     changes.append(Change(sizes))
                 else:
                     added = (max(sizes, default=0),)

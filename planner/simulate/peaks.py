@@ -60,11 +60,11 @@ def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Wor
     parts = partition_of(model, decisions)
     knobs = knobs_of(decisions, parts)
     units = units_of(parts, knobs, on_host=False)
-    shards = local_shards(parts, decisions.mesh.shard, units)
+    shards = local_shards(parts, knobs.meshes, units)
     inputs = step_inputs(
         parts,
         workload,
-        shard=decisions.mesh.shard,
+        meshes=knobs.meshes,
         optimizer_bytes=sum(optimizer_state_bytes(workload, *shard) for shard in shards),
         optimizer_transient_bytes=optimizer_transient_bytes(workload, shards, decisions.mesh.shard),
         decisions=decisions,

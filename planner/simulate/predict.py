@@ -26,6 +26,7 @@ from planner.schema import (
     PlanRequest,
     Predictions,
     StepBreakdown,
+    UnsupportedField,
 )
 from planner.simulate.host import HostMemory, host_changes, offloaded_activations
 from planner.simulate.replay import Replay, replay
@@ -68,8 +69,8 @@ class PlanProgram:
     """Optimizer step, on the device and then on the host."""
     cpu_optimizer_ns: int
     """Its part on the host."""
-    accumulates_shards: bool
-    """Some micro-batch adds to sharded gradients of earlier ones."""
+    accumulating: frozenset[int]
+    """Units of which some micro-batch adds to sharded gradients of earlier ones."""
 
     @property
     def partition(self) -> Partition:
@@ -95,16 +96,16 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
     planned = request.model_copy(update={"workload": workload, "model": parts.model})
     refuse_unmodelled(planned)
     refuse_missing_knobs(decisions, request.model, workload.torch_version)
-    _require_rows(planned, decisions.mesh.shard)
+    _require_rows(planned, decisions)
     costs = CostModel.of_plan(planned, decisions)
     knobs = knobs_of(decisions, parts)
     on_device, on_host = (
-        local_shards(parts, decisions.mesh.shard, units_of(parts, knobs, on_host=tier)) for tier in (False, True)
+        local_shards(parts, knobs.meshes, units_of(parts, knobs, on_host=tier)) for tier in (False, True)
     )
     inputs = step_inputs(
         parts,
         workload,
-        shard=decisions.mesh.shard,
+        meshes=knobs.meshes,
         optimizer_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in on_device),
         optimizer_transient_bytes=costs.optimizer_transient_bytes(on_device),
         decisions=decisions,
@@ -127,7 +128,9 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
         costs=costs,
         optimizer_ns=optimizer_ns,
         cpu_optimizer_ns=cpu_optimizer_ns,
-        accumulates_shards=any(place.finds_sharded_gradients for place, _ in places),
+        accumulating=frozenset(
+            unit for unit in range(len(parts.units)) for place, _ in places if place.finds_sharded_gradients(unit)
+        ),
     )
 
 
@@ -201,20 +204,19 @@ def largest_of(pools: Iterable[Mapping[Stream, int]]) -> dict[str, int]:
 
 def _tensors(built: PlanProgram) -> Tensors:
     units = units_of(built.partition, built.knobs, on_host=False)
-    shards = local_shards(built.partition, built.knobs.shard, units)
+    shards = local_shards(built.partition, built.knobs.meshes, units)
     return tensors_of(built.inputs, built.knobs, [built.costs.optimizer_state_bytes(*shard) for shard in shards])
 
 
 def _host_memory(built: PlanProgram) -> HostMemory:
     units = units_of(built.partition, built.knobs, on_host=True)
-    shards = local_shards(built.partition, built.knobs.shard, units)
+    shards = local_shards(built.partition, built.knobs.meshes, units)
     return HostMemory.of(
-        (built.inputs.sizes[unit] for unit in units),
+        ((built.inputs.sizes[unit], unit in built.accumulating) for unit in units),
         optimizer_bytes=sum(built.costs.optimizer_state_bytes(*shard) for shard in shards),
-        accumulates=built.accumulates_shards,
         activations=offloaded_activations(built.inputs, built.knobs),
         optimizer_transient_bytes=built.costs.optimizer_transient_bytes(shards),
-        changes=host_changes(built.inputs, built.program, accumulates=built.accumulates_shards),
+        changes=host_changes(built.inputs, built.program, built.accumulating),
     )
 
 
@@ -237,9 +239,16 @@ def _breakdown(counted: Sequence[tuple[Replay, int]], optimizer_ns: int) -> Step
     )
 
 
-def _require_rows(request: PlanRequest, shard: int) -> None:
+def _require_rows(request: PlanRequest, decisions: Decisions) -> None:
     largest = largest_shard_degree(request.workload, request.model.iter_parameters())
-    if largest is not None and shard > largest:
+    if largest is None:
+        return
+    if len(decisions.meshes) > 1:
+        raise UnsupportedField(
+            "decisions.units[..].mesh", "Muon communicates over one mesh here; leave all units on decisions.mesh"
+        )
+    shard = decisions.mesh.shard
+    if shard > largest:
         raise InconsistentRequest(
             f"decisions.mesh.shard is {shard}, but torch's Muon takes no rank without a row, and its smallest "
             f"matrix has {largest} rows; shard over fewer ranks, or put that matrix in another optimizer group"

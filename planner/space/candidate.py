@@ -12,7 +12,7 @@ from planner.schema import CallRole, ClientFeature, DType, GradientSync, Inconsi
 from planner.schema.workload import OptimizerImplementation
 from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
-from planner.space.meshes import allowed_meshes
+from planner.space.meshes import allowed_meshes, large_units, meshes_beside
 
 Value = TypeVar("Value")
 FORWARD_DEPTHS = (0, 1, 2)
@@ -78,6 +78,10 @@ class Candidate:
     partition: Partition
     label: str
     training: Training
+    large_mesh: MeshPlan | None = None
+    """Of the large units, where it is not that of the others."""
+    large: frozenset[int] = frozenset()
+    """Units that are large."""
     gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
     keeps_gathered: bool = False
     """Units stay gathered between the micro-batches of a step."""
@@ -85,6 +89,12 @@ class Candidate:
     activation_offload: int = 0
     """Each block of so many in a row offloads its activations, the last block of all never; 0 for none."""
     setting: Setting = Setting()
+
+    @property
+    def meshes(self) -> tuple[MeshPlan, ...]:
+        """Of each unit."""
+        units = range(len(self.partition.units))
+        return tuple(self.large_mesh if self.large_mesh and unit in self.large else self.mesh for unit in units)
 
     @property
     def on_host(self) -> tuple[bool, ...]:
@@ -146,15 +156,25 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
             "gradient_sync, reshard_after_backward, offload or activation_offload contradict each other, the "
             "cluster, the model, its optimizer or the client's features"
         )
+    beside = {mesh: [] if offloads else meshes_beside(request, mesh) for mesh in meshes}
+    large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
     on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads]
     for (units, blocks), training, mesh, group in product(on_host, trainings, meshes, groups):
         if blocks and group.partition.blocks:
             continue  # halves would each wait for copies of their own
-        for sync, keeps in accumulations[training]:
-            if sync is GradientSync.ALL_REDUCE_ON_LAST and mesh.replicate == 1:
+        apart = large.get(id(group), frozenset())
+        choices = [
+            other
+            for other in (None, *(beside[mesh] if apart else ()))
+            if allowed(request, {"mesh.large_units.shard": (other or mesh).shard})
+        ]
+        for large_mesh, (sync, keeps) in product(choices, accumulations[training]):
+            if sync is GradientSync.ALL_REDUCE_ON_LAST and (large_mesh or mesh).replicate == mesh.replicate == 1:
                 continue
             candidate = Candidate(
                 mesh=mesh,
+                large_mesh=large_mesh,
+                large=apart,
                 partition=group.partition,
                 label="",
                 training=training,
@@ -211,7 +231,8 @@ def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -
         f"optimizer {training.optimizer_implementation or 'as given'}"
         if several["optimizer_implementation"]
         else "",
-        f"mesh {mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else f"mesh {mesh.shard}",
+        f"mesh {_mesh_words(mesh)}",
+        f"large units on {_mesh_words(candidate.large_mesh)}" if candidate.large_mesh else "",
         grouping,
         _SYNCS[candidate.gradient_sync],
         "kept between micro-batches" if candidate.keeps_gathered else "",
@@ -219,6 +240,10 @@ def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -
         _OFFLOADED[candidate.activation_offload],
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _mesh_words(mesh: MeshPlan) -> str:
+    return f"{mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else str(mesh.shard)
 
 
 _OFFLOADED = {
@@ -248,7 +273,7 @@ def settings(request: PlanRequest, candidate: Candidate, costs: CostModel) -> li
     Raises:
         NoValueLeft: the fixed choices leave some knob nothing.
     """
-    shards = candidate.mesh.shard > 1
+    shards = any(mesh.shard > 1 for mesh in candidate.meshes)
     deepest = len(candidate.partition.passes) - 1
     prefetches = deepest if shards and allows(request, ClientFeature.PREFETCH) else 0
     buffers = shards and allows(request, ClientFeature.REDUCE_SCATTER_BUFFERS)

@@ -9,6 +9,7 @@ from planner.schema import ClientFeature, FixedChoice, InconsistentRequest, Plan
 GLOBAL_KNOBS = (
     "mesh.shard",
     "mesh.replicate",
+    "mesh.large_units.shard",
     "units.embedding",
     "units.head",
     "blocks_per_unit",

@@ -28,6 +28,7 @@ from planner.program.build.calls import liveness_of
 from planner.program.inputs import micro_batches
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
+from planner.schema import MeshPlan
 
 Point = tuple[int, int]
 """(bytes kept, ns spent for keeping no more)."""
@@ -66,7 +67,7 @@ def _other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
         inputs.sizes[unit].gathered
         for knobs in places
         for unit, _ in _order(inputs)
-        if knobs.shard > 1 and not knobs.starts_gathered(unit)
+        if knobs.shard(unit) > 1 and not knobs.starts_gathered(unit)
     ]
     reduces = any(knobs.reduces for knobs in places)
     shards = sum(inputs.sizes[u].sharded_gradients for u, _ in _order(inputs) if not places[0].is_on_host(u))
@@ -111,8 +112,8 @@ def _num_launches(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
         launches += costs.forward_kernels(call.kind)
         launches += costs.backward_kernels(call.kind) if kinds[call.kind].output_requires_grad else 0
     for unit, _ in _order(inputs):
-        launches += 3 * (knobs.shard > 1 and not knobs.starts_gathered(unit))
-        launches += 2 * (knobs.shard > 1 and knobs.reduces and inputs.sizes[unit].reduce_input > 0)
+        launches += 3 * (knobs.shard(unit) > 1 and not knobs.starts_gathered(unit))
+        launches += 2 * (knobs.shard(unit) > 1 and knobs.reduces and inputs.sizes[unit].reduce_input > 0)
     return launches
 
 
@@ -128,12 +129,14 @@ def _order(inputs: StepInputs) -> list[tuple[int, int]]:
 def _forward_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
     calls = [costs.forward_ns(call.kind) for call in inputs.partition.model.calls]
     left_ns = [*accumulate(reversed(calls), initial=0)][::-1]
-    order = [(unit, first) for unit, first in _order(inputs) if knobs.shard > 1 and not knobs.starts_gathered(unit)]
+    order = [
+        (unit, first) for unit, first in _order(inputs) if knobs.shard(unit) > 1 and not knobs.starts_gathered(unit)
+    ]
     sizes = [inputs.sizes[unit].gathered for unit, _ in order]
     copies_ns = sum(costs.copy_ns(size, size) for size in sizes)
     longest, gathered_ns = left_ns[0] + copies_ns, 0
-    for size, (_, first) in zip(sizes, order, strict=True):
-        gathered_ns += costs.all_gather_ns(size)
+    for size, (unit, first) in zip(sizes, order, strict=True):
+        gathered_ns += costs.collectives(knobs.meshes[unit]).all_gather_ns(size)
         longest = max(longest, gathered_ns + copies_ns + left_ns[first])
         copies_ns -= costs.copy_ns(size, size)
     return longest
@@ -157,19 +160,26 @@ def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[
         copies_ns += _gradient_copies_ns(inputs, knobs, costs, unit)
         if not (knobs.reduces and sizes[unit].reduce_input):
             continue
-        if knobs.shard > 1:
-            scatters_ns += costs.reduce_scatter_ns(sizes[unit].reduce_input)
-        if knobs.all_reduces:
-            alls_ns += costs.all_reduce_ns(sizes[unit].reduce_output)
+        scatter_ns, all_reduce_ns = _reduction_ns(inputs, knobs, costs, unit)
+        scatters_ns += scatter_ns
+        alls_ns += all_reduce_ns
         before_ns = done_ns[0 if unit == ROOT else first] + total_copies_ns - copies_ns
         last_ns = scatters_ns + (alls_ns if shares_link else 0)
         least_ns = max(least_ns, before_ns + last_ns, before_ns + alls_ns)
     at_end_ns = 0
     if knobs.reduces and sizes[ROOT].reduce_input:
-        at_end_ns += costs.reduce_scatter_ns(sizes[ROOT].reduce_input) if knobs.shard > 1 else 0
-        at_end_ns += costs.all_reduce_ns(sizes[ROOT].reduce_output) if knobs.all_reduces else 0
+        at_end_ns = sum(_reduction_ns(inputs, knobs, costs, ROOT))
     link_ns = scatters_ns + (alls_ns if shares_link else 0)
     return link_ns, alls_ns, done_ns[0] + total_copies_ns + at_end_ns, least_ns
+
+
+def _reduction_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> tuple[int, int]:
+    """Reduce-scatter and all-reduce of a unit."""
+    size, collectives = inputs.sizes[unit], costs.collectives(knobs.meshes[unit])
+    return (
+        collectives.reduce_scatter_ns(size.reduce_input) if knobs.shard(unit) > 1 else 0,
+        collectives.all_reduce_ns(size.reduce_output) if knobs.all_reduces(unit) else 0,
+    )
 
 
 def _gradient_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> int:
@@ -343,23 +353,24 @@ def _kept_by_units(
         if parts.model.kinds[parts.model.calls[run.last].kind].output_requires_grad
         and parts.units[run.unit].parameters
     }
-    counted: Counter[tuple[int, tuple[Resharding, ...]]] = Counter()
+    counted: Counter[tuple[int, MeshPlan, tuple[Resharding, ...]]] = Counter()
     for unit in with_backward - {ROOT}:
-        counted[inputs.sizes[unit].gathered, tuple(value for value, _ in knobs.reshard[unit])] += 1
-    for (size, options), num in counted.items():
-        yield [_resharded(size, option, knobs, costs, copies=copies) for option in options], num
+        options = tuple(value for value, _ in knobs.reshard[unit])
+        counted[inputs.sizes[unit].gathered, knobs.meshes[unit], options] += 1
+    for (size, mesh, options), num in counted.items():
+        yield [_resharded(size, option, mesh, costs, copies=copies) for option in options], num
 
 
-def _resharded(size: int, option: Resharding, knobs: Knobs, costs: CostModel, *, copies: bool) -> Point:
+def _resharded(size: int, option: Resharding, mesh: MeshPlan, costs: CostModel, *, copies: bool) -> Point:
     if option is False:
         return size, 0
-    if knobs.shard == 1:
+    if mesh.shard == 1:
         return 0, 0
-    copy_ns = costs.copy_ns(size, size)
+    copy_ns, collectives = costs.copy_ns(size, size), costs.collectives(mesh)
     if option is True:
-        return 0, copy_ns if copies else costs.all_gather_ns(size)
+        return 0, copy_ns if copies else collectives.all_gather_ns(size)
     kept = size // option + costs.partial_reshard_bytes(option)
-    return kept, copy_ns if copies else costs.all_gather_ns(size, option)
+    return kept, copy_ns if copies else collectives.all_gather_ns(size, option)
 
 
 def _lower_hull(points: Sequence[Point]) -> list[Point]:

@@ -46,11 +46,12 @@ def open_knobs(
         decisions.append(Decision(name=name, family=family, labels=tuple(map(str, left))))
         return Choice.among(len(decisions) - 1, [values[value] for value in left])
 
-    parts = candidate.partition
+    parts, meshes = candidate.partition, candidate.meshes
     with_backward = _with_backward(parts)
     reshard: list[Choice[Resharding]] = [Choice.fixed(False)]
     for number, unit in enumerate(parts.units[1:], start=1):
-        values = _reshardings(request, candidate, sizes[number] if number in with_backward else None, costs)
+        size = sizes[number] if number in with_backward else None
+        values = _reshardings(request, meshes[number].shard, size, costs)
         reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, {v: v for v in values}))
     options = {kind: _activations(request, parts, kind) for kind in {call.kind for call in parts.model.calls}}
     to_host: dict[object, Activation] = {ActivationPolicy.OFFLOAD.value: TO_HOST}
@@ -66,8 +67,7 @@ def open_knobs(
     setting = candidate.setting
     return (
         Knobs(
-            shard=candidate.mesh.shard,
-            replicate=candidate.mesh.replicate,
+            meshes=meshes,
             reshard=tuple(reshard),
             activation=activation,
             forward_prefetch=Choice.fixed(prefetch_targets(parts, setting.forward_prefetch, ahead=True)),
@@ -94,7 +94,7 @@ def knob_names(candidate: Candidate) -> set[str]:
 
 
 def _reshardings(
-    request: PlanRequest, candidate: Candidate, size: UnitBytes | None, costs: CostModel
+    request: PlanRequest, shard: int, size: UnitBytes | None, costs: CostModel
 ) -> Iterable[Resharding]:
     """True, False, and numbers of ranks that are worth their communicator.
 
@@ -107,9 +107,9 @@ def _reshardings(
     if size is None or not allows(request, ClientFeature.RESHARD_INTEGER):
         return
     devices = request.cluster.node_groups[0].devices_per_node
-    for ranks in range(2, min(candidate.mesh.shard, devices + 1)):
+    for ranks in range(2, min(shard, devices + 1)):
         freed = size.gathered - size.gathered // ranks
-        divides = candidate.mesh.shard % ranks == devices % ranks == 0
+        divides = shard % ranks == devices % ranks == 0
         if divides and freed > costs.partial_reshard_bytes(ranks):
             yield ranks
 
@@ -176,6 +176,7 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
         units=tuple(
             UnitPlan(
                 modules=parts.units[number].modules,
+                mesh=None if knobs.meshes[number] == candidate.mesh else knobs.meshes[number],
                 reshard_after_forward=None if number == ROOT else value(knobs.reshard[number]),
                 reshard_after_backward=knobs.reshard_after_backward[number],
                 forward_prefetch=_names(parts, forward, number),

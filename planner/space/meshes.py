@@ -1,21 +1,59 @@
-"""Meshes of shard and replicate degree."""
+"""Meshes of shard and replicate degree, for all units and for large ones."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from planner.costs.optimizer import largest_shard_degree
+from planner.program.units import ROOT, Partition
 from planner.schema import ClientFeature, MeshPlan, PlanRequest
 from planner.space.fixed import allowed, allows
 
 
 def allowed_meshes(request: PlanRequest) -> Iterator[MeshPlan]:
-    """All factorisations of the world size, the fully sharded one first."""
+    """All factorisations of the world size that may be chosen, the fully sharded one first."""
+    for mesh in _factorisations(request):
+        if allowed(request, {"mesh.shard": mesh.shard, "mesh.replicate": mesh.replicate}):
+            yield mesh
+
+
+def _factorisations(request: PlanRequest) -> Iterator[MeshPlan]:
     world = request.cluster.num_devices
     hybrid = allows(request, ClientFeature.HYBRID_MESH)
     largest = largest_shard_degree(request.workload, request.model.iter_parameters()) or world
     for shard in sorted((n for n in range(1, world + 1) if world % n == 0), reverse=True):
         if shard > largest:
             continue
-        mesh = MeshPlan(replicate=world // shard, shard=shard)
-        wanted = {"mesh.shard": mesh.shard, "mesh.replicate": mesh.replicate}
-        if (hybrid or mesh.replicate == 1) and allowed(request, wanted):
-            yield mesh
+        if hybrid or shard == world:
+            yield MeshPlan(replicate=world // shard, shard=shard)
+
+
+LEAST_RATIO = 4
+"""Large units have so many times the parameters of any other, the root left out."""
+
+
+def large_units(parts: Partition) -> frozenset[int]:
+    """Units above the widest gap in size: experts beside attention, or an embedding beside small blocks.
+
+    Empty where no gap is as wide as `LEAST_RATIO`. The root is never among them.
+    """
+    sizes = {
+        unit: sum(parameter.num_elements for _, parameter in entry.parameters)
+        for unit, entry in enumerate(parts.units)
+        if unit != ROOT and entry.parameters
+    }
+    gaps = [(high / low, high) for low, high in pairwise(sorted(set(sizes.values())))]
+    ratio, least = max(gaps, default=(0, 0))
+    return frozenset(unit for unit, size in sizes.items() if ratio >= LEAST_RATIO and size >= least)
+
+
+def meshes_beside(request: PlanRequest, mesh: MeshPlan) -> list[MeshPlan]:
+    """Meshes that large units may have where all else is on `mesh`; one of the two is the most sharded of all.
+
+    None with Muon, whose step is modelled over one mesh.
+    """
+    if not allows(request, ClientFeature.UNIT_MESH):
+        return []
+    if largest_shard_degree(request.workload, request.model.iter_parameters()) is not None:
+        return []
+    most_sharded, *others = _factorisations(request)
+    return others if mesh == most_sharded else [most_sharded]

@@ -19,10 +19,9 @@ from planner.extent import require_exact
 from planner.program.build import build_program
 from planner.program.choices import Choice, Decision
 from planner.program.events import Operation, OperationKind, Program
-from planner.program.inputs import LocalShards, local_shards, micro_batches, step_inputs
-from planner.program.sizes import UnitBytes
+from planner.program.inputs import KnownSizes, LocalShards, local_shards, micro_batches, step_inputs
 from planner.program.step import Knobs, StepInputs
-from planner.program.units import Partition, partition
+from planner.program.units import partition
 from planner.schema import (
     Decisions,
     InconsistentRequest,
@@ -145,7 +144,7 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     Raises:
         InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
     """
-    meshes: dict[tuple[Training, MeshPlan], Sharding] = {}
+    shardings: dict[tuple[Training, MeshPlan, MeshPlan | None], Sharding] = {}
     openings: dict[tuple[object, ...], Opening] = {}
     knobs: set[str] | None = None
     refusals: list[ShardwrightError] = []
@@ -156,13 +155,13 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
         knobs = (knobs or set()) | names
         if not keeps_choices(request.fixed, names):
             continue
-        place = (candidate.training, candidate.mesh)
-        if place not in meshes:
-            meshes[place] = Sharding(candidate.training.of(request), candidate.mesh)
+        place = (candidate.training, candidate.mesh, candidate.large_mesh)
+        if place not in shardings:
+            shardings[place] = Sharding(candidate.training.of(request), candidate.mesh, candidate.large_mesh)
         key = (*place, id(candidate.partition), candidate.offload, candidate.activation_offload)
         try:
             if key not in openings:
-                openings[key] = Opening(candidate, meshes[place], goal)
+                openings[key] = Opening(candidate, shardings[place], goal)
             members = list(_regions_of(request, candidate, openings[key]))
         except (NoValueLeft, NoCostOnHost) as refusal:
             refusals.append(refusal)
@@ -209,38 +208,40 @@ class NoCostOnHost(InconsistentRequest):
 
 
 class Sharding:
-    """What all groupings of a mesh share: costs, and the optimizer."""
+    """What all groupings of a mesh (or two) share: costs, and the optimizer."""
 
-    def __init__(self, request: PlanRequest, mesh: MeshPlan) -> None:
+    def __init__(self, request: PlanRequest, mesh: MeshPlan, large_mesh: MeshPlan | None) -> None:
         """Work out costs.
 
         Raises:
             ShardwrightError: the request cannot be costed.
         """
         self.request = request
-        self.costs = CostModel.of(request, mesh)
-        self.known_sizes: dict[tuple[str, ...], UnitBytes] = {}
-        shards = local_shards(partition(request.model, ()), mesh.shard)
+        self.costs = CostModel.of(request, mesh, Demands(meshes=(large_mesh,) if large_mesh else ()))
+        self.known_sizes: KnownSizes = {}
+        shards = local_shards(partition(request.model, ()), (mesh,))
         self._on_device = self._state_of(shards, ())
 
-    def state(self, parts: Partition, on_host: Sequence[bool], *, copies: bool) -> OptimizerState:
-        """The optimizer where some units are on the host, or activations are copied there (`copies`).
+    def state(self, candidate: Candidate) -> OptimizerState:
+        """The optimizer under a candidate's meshes, and where some of its units or activations are on the host.
 
         Raises:
             NoCostOnHost: nothing says how long copies or the optimizer take there.
         """
-        if not (any(on_host) or copies):
-            return self._on_device
+        offloads = any(candidate.on_host)
+        if not (offloads or candidate.activation_offload):
+            return self._split(candidate) if candidate.large_mesh else self._on_device
         try:
             self.costs.host_to_device_ns(1)
             self.costs.device_to_host_ns(1)
-            return self._offloaded(parts, on_host) if any(on_host) else self._on_device
+            return self._split(candidate) if offloads else self._on_device
         except ShardwrightError as error:
             raise NoCostOnHost(str(error)) from error
 
-    def _offloaded(self, parts: Partition, on_host: Sequence[bool]) -> OptimizerState:
-        sides = [[unit for unit, side in enumerate(on_host) if side is host] for host in (False, True)]
-        return self._state_of(*(local_shards(parts, self.costs.shard, units) for units in sides))
+    def _split(self, candidate: Candidate) -> OptimizerState:
+        """Unit by unit."""
+        sides = [[unit for unit, side in enumerate(candidate.on_host) if side is host] for host in (False, True)]
+        return self._state_of(*(local_shards(candidate.partition, candidate.meshes, units) for units in sides))
 
     def _state_of(self, on_device: LocalShards, on_host: LocalShards) -> OptimizerState:
         costs = self.costs
@@ -262,13 +263,13 @@ class Opening:
         request = sharding.request
         self._goal = goal
         self._request = request.model_copy(update={"model": parts.model})
-        self._state = sharding.state(parts, candidate.on_host, copies=candidate.activation_offload > 0)
+        self._state = sharding.state(candidate)
         self.costs = sharding.costs
         self.optimizer_ns = self._state.optimizer_ns
         self.inputs = step_inputs(
             parts,
             request.workload,
-            shard=self.costs.shard,
+            meshes=candidate.meshes,
             optimizer_bytes=self._state.device_bytes,
             optimizer_transient_bytes=self._state.transient_bytes,
             known=sharding.known_sizes,
@@ -307,9 +308,12 @@ class Opening:
         """Whether a rank's share of the host's memory holds the offloaded units."""
         places = micro_batches(knobs, num_micro_batches(self._request))
         memory = HostMemory.of(
-            (size for unit, size in enumerate(self.inputs.sizes) if knobs.is_on_host(unit)),
+            (
+                (size, any(place.finds_sharded_gradients(unit) for place, _ in places))
+                for unit, size in enumerate(self.inputs.sizes)
+                if knobs.is_on_host(unit)
+            ),
             optimizer_bytes=self._state.host_bytes,
-            accumulates=any(place.finds_sharded_gradients for place, _ in places),
             activations=offloaded_activations(self.inputs, knobs),
             optimizer_transient_bytes=self._state.host_transient_bytes,
         )

@@ -2,12 +2,13 @@
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
-from planner.schema import MeshPlan, Plan, PlanBody
+from planner.schema import Plan, PlanBody
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.decisions import check_units, shard
 from runtime_client.apply.knob_checks import check_supported
+from runtime_client.apply.meshes import build_mesh
 from runtime_client.apply.model_checks import check_fingerprint, check_not_sharded
 from runtime_client.apply.plan_checks import (
     check_client_features,
@@ -29,6 +30,10 @@ def apply_plan(
 ) -> AppliedPlan:
     """Shard `model` in place as the plan says. Call it on every rank, before building the optimizer.
 
+    Where units have meshes of their own, `clip_grad_norm_` refuses the parameters of several meshes at once (torch
+    2.13): take the norm over those of each `device_mesh` with `get_total_norm`, and clip all by the root of the sum
+    of the squares (`clip_grads_with_norm_`).
+
     An optimizer that exists already keeps the old parameters and trains nothing; that cannot be seen from
     here, so hand yours to `AppliedPlan.check_optimizer` afterwards.
 
@@ -38,6 +43,7 @@ def apply_plan(
         plan: A plan, or the bare body of one (which has no identity to verify).
         device_type: Device type of the mesh; by default the accelerator of this machine, else `cpu`.
         mesh: A mesh to use instead of one over all ranks: `(shard,)` or `(replicate, shard)`, dimensions named.
+            Further meshes of units are made over all ranks.
         require_fingerprint: Refuse a model whose fingerprint is not the planned one. Switch it off only to try a
             plan on a model that differs in ways you know.
         alias_gathers: Gather ragged units of one buffer in place: less memory in forward and no copy, for a place
@@ -56,15 +62,10 @@ def apply_plan(
     if require_fingerprint:
         check_fingerprint(model, body.model_fingerprint)
     check_units(model, decisions)
-    return shard(
-        model, decisions, mesh or _build_mesh(decisions.mesh, device_type), alias_gathers=alias_gathers
-    )
+    mesh = mesh or build_mesh(decisions.mesh, device_type or _accelerator())
+    return shard(model, decisions, mesh, alias_gathers=alias_gathers)
 
 
-def _build_mesh(plan: MeshPlan, device_type: str | None) -> DeviceMesh:
-    if device_type is None:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        device_type = accelerator.type if accelerator is not None else "cpu"
-    if plan.replicate == 1:
-        return init_device_mesh(device_type, (plan.shard,), mesh_dim_names=("shard",))
-    return init_device_mesh(device_type, (plan.replicate, plan.shard), mesh_dim_names=("replicate", "shard"))
+def _accelerator() -> str:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator.type if accelerator is not None else "cpu"

@@ -12,6 +12,7 @@ from runtime_client.apply.activation_offload import check_offloading, offload_ac
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.checkpointing import check_checkpointing, checkpoint
 from runtime_client.apply.knob_checks import check_supported
+from runtime_client.apply.meshes import build_meshes
 from runtime_client.apply.model_checks import check_not_sharded, check_parameters
 from runtime_client.apply.modules import find_module
 from runtime_client.apply.plan_checks import check_mesh
@@ -35,7 +36,7 @@ def apply_decisions(
     Args:
         model: A module that was not sharded before, on any device or on meta.
         decisions: What to do; its micro-batch numbers are only handed on.
-        mesh: `(shard,)` or `(replicate, shard)`, dimensions named.
+        mesh: `(shard,)` or `(replicate, shard)`, dimensions named; further meshes of units are made over all ranks.
         alias_gathers: Gather ragged units of one buffer in place (`runtime_client.ragged.gather`).
 
     Raises:
@@ -62,6 +63,7 @@ def check_units(model: nn.Module, decisions: Decisions) -> None:
 def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh, *, alias_gathers: bool = False) -> AppliedPlan:
     """Carry out checked decisions."""
     placement = shard_placement(model, decisions)
+    meshes = build_meshes(decisions, mesh)
     offload = offload_activations(model, decisions, mesh.device_type)
     for activation in decisions.activations:
         checkpoint(model, activation)
@@ -69,9 +71,10 @@ def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh, *, alias_gat
     owners = owners_of(model)
     for unit in decisions.units:
         modules = [find_module(model, path, where="decisions.units") for path in unit.modules]
-        call = partial(_fully_shard, modules, unit, mesh, _mixed_precision(decisions, unit), placement)
+        own_mesh = decisions.mesh_of(unit)
+        call = partial(_fully_shard, modules, unit, meshes[own_mesh], _mixed_precision(decisions, unit), placement)
         if unit.layouts:
-            buffers = shard_ragged(modules, _layouts(unit, decisions), owners, decisions.mesh.shard, call)
+            buffers = shard_ragged(modules, _layouts(unit, decisions), owners, own_mesh.shard, call)
             ragged.append((modules[0], buffers))
         else:
             call()

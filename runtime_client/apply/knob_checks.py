@@ -20,7 +20,8 @@ def check_supported(decisions: Decisions) -> None:
     for index, unit in enumerate(decisions.units):
         where = f"decisions.units[{index}]"
         _check_tiers(unit, where)
-        _check_reshard(unit.reshard_after_forward, decisions.mesh.shard, f"{where}.reshard_after_forward")
+        _check_mesh(unit, decisions, f"{where}.mesh")
+        _check_reshard(unit.reshard_after_forward, decisions.mesh_of(unit).shard, f"{where}.reshard_after_forward")
     for index, activation in enumerate(decisions.activations):
         _check_activation(activation, f"decisions.activations[{index}]")
     _check_precision(decisions)
@@ -35,6 +36,15 @@ def _check_tiers(unit: UnitPlan, where: str) -> None:
         raise OffloadTierMismatch(
             f"{where}: parameter_tier is {unit.parameter_tier}, but optimizer_tier is {unit.optimizer_tier}. FSDP2 "
             "keeps optimizer state where the sharded parameters are: set both tiers to the same."
+        )
+
+
+def _check_mesh(unit: UnitPlan, decisions: Decisions, where: str) -> None:
+    num_ranks = decisions.mesh.num_ranks
+    if unit.mesh is not None and unit.mesh.num_ranks != num_ranks:
+        raise UnsupportedPlan(
+            f"{where} covers {unit.mesh.num_ranks} ranks, but decisions.mesh covers {num_ranks}: every unit is on "
+            "all ranks. Plan again."
         )
 
 

@@ -37,7 +37,7 @@ def check_shard_dims(units: list[Unit], decisions: Decisions) -> None:
                 f"{where}: {entry.parameter!r} is the parameter of {listed[id(parameter)]} already. List it once."
             )
         listed[id(parameter)] = where
-        _check_entry(entry, parameter, decisions.mesh.shard, where)
+        _check_entry(entry, parameter, decisions.mesh_of(unit.plan).shard, where)
         _check_reshard(entry, unit)
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.schema import InconsistentRequest, MeshPlan
+from runtime_client.apply.meshes import build_mesh
 from runtime_client.dryrun import recording_device
 
 
@@ -31,9 +32,7 @@ def fake_world(mesh: MeshPlan, device_type: str) -> Iterator[DeviceMesh]:
     recording_device.register()
     dist.init_process_group(recording_device.PROCESS_GROUP, rank=0, world_size=mesh.num_ranks, store=FakeStore())
     try:
-        sizes = (mesh.shard,) if mesh.replicate == 1 else (mesh.replicate, mesh.shard)
-        names = ("shard",) if mesh.replicate == 1 else ("replicate", "shard")
-        device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names)
+        device_mesh = build_mesh(mesh, device_type)
         with FakeTensorMode(allow_non_fake_inputs=False), _real_mesh_inside_fully_shard():
             yield device_mesh
     finally:

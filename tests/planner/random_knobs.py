@@ -17,6 +17,7 @@ from planner.schema import (
     GradientSync,
     KeptBy,
     Liveness,
+    MeshPlan,
     ModelDescription,
     Moment,
     Parameter,
@@ -46,9 +47,10 @@ def random_case(seed: int) -> tuple[PlanRequest, Decisions]:
     request = _with_host_link(_changed(request, model=_richer(request.model, rng, repeats=repeats)))
     decisions = random_decisions(request, seed + 1)
     listed = {unit.modules: unit for unit in decisions.units}.values()
-    units = [_unit(unit, decisions.mesh.shard, rng) for unit in listed]
+    units = [_unit(unit, decisions.mesh, rng) for unit in listed]
     if rng.random() < 0.25:
         units.insert(-1, UnitPlan(modules=("layers",), reshard_after_forward=rng.choice((True, False))))
+    meshes = [decisions.mesh, *(unit.mesh for unit in units if unit.mesh is not None)]
     reduce_dtype = DType.FLOAT16 if rng.random() < 0.15 else decisions.reduce_dtype
     runtime: dict[str, Any] = {
         "gradient_sync": rng.choice(list(GradientSync)),
@@ -64,7 +66,7 @@ def random_case(seed: int) -> tuple[PlanRequest, Decisions]:
             "units": tuple(units),
             "activations": _activations(decisions, rng),
             "reduce_dtype": reduce_dtype,
-            "shard_dims": _shard_dims(request.model, decisions.mesh.shard, rng),
+            "shard_dims": _shard_dims(request.model, max(mesh.shard for mesh in meshes), rng),
             "runtime": decisions.runtime.model_copy(update=runtime),
         }
     )
@@ -118,7 +120,7 @@ def random_nested_case(seed: int) -> tuple[PlanRequest, Decisions]:
     offloaded = [f"{path}.mlp" for path in paths if rng.random() < 0.2]
     return request, decisions.model_copy(
         update={
-            "units": tuple(_unit(unit, decisions.mesh.shard, rng) for unit in decisions.units),
+            "units": tuple(_unit(unit, decisions.mesh, rng) for unit in decisions.units),
             "activations": (
                 *(ActivationPlan(module=path, policy=ActivationPolicy.FULL) for path in full),
                 *(ActivationPlan(module=path, policy=ActivationPolicy.OFFLOAD) for path in offloaded),
@@ -200,9 +202,17 @@ def _with_selective(kind: CallKind, rng: random.Random) -> CallKind:
     return kind.model_copy(update={"selective": tuple(map(option, SAVED_OPS))})
 
 
-def _unit(unit: UnitPlan, shard: int, rng: random.Random) -> UnitPlan:
-    divisors = [n for n in range(2, shard) if shard % n == 0]
+def _unit(unit: UnitPlan, mesh: MeshPlan, rng: random.Random) -> UnitPlan:
+    """A quarter of the units, the root left out, may be on another mesh."""
     update: dict[str, Any] = {"reshard_after_backward": rng.random() < 0.7}
+    world = mesh.num_ranks
+    others = [MeshPlan(replicate=world // n, shard=n) for n in range(1, world + 1) if world % n == 0]
+    others.remove(mesh)
+    shard = mesh.shard
+    if others and unit.modules != ("",) and rng.random() < 0.25:
+        update["mesh"] = rng.choice(others)
+        shard = update["mesh"].shard
+    divisors = [n for n in range(2, shard) if shard % n == 0]
     for field in ("forward_prefetch", "backward_prefetch"):  # a block that runs twice is listed twice
         update[field] = tuple(path for path in dict.fromkeys(getattr(unit, field)) if path not in unit.modules)
     if divisors and rng.random() < 0.4:

@@ -2,18 +2,44 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from planner.check.calls import first_uses
 from planner.check.parts import PlannedCall
 from planner.check.units import Unit, module_owners, owner
-from planner.schema.model import ModelDescription, StateTier
+from planner.schema.model import ModelDescription, Parameter, StateTier
 from planner.schema.plan import Decisions, GradientSync, ShardDim, UnitPlan
+from planner.schema.request import PlanRequest
+from planner.schema.workload import OptimizerName
+
+
+def mesh_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
+    """Meshes of units cover all ranks, and are none that the unit has anyway."""
+    ranks = decisions.mesh.num_ranks
+    for unit in decisions.units:
+        if unit.mesh is None:
+            continue
+        title = f"unit {unit.modules[0]!r}: mesh {unit.mesh.replicate} x {unit.mesh.shard}"
+        if unit.modules == ("",):
+            yield f"{title} of the root is the plan's own; write it as decisions.mesh"
+        if unit.mesh == decisions.mesh:
+            yield f"{title} is that of the plan; leave it out"
+        if unit.mesh.num_ranks != ranks:
+            yield f"{title} covers {unit.mesh.num_ranks} ranks, and the plan's mesh {ranks}"
+    if len(decisions.meshes) > 1 and any(_is_muons(request, *one) for one in request.model.iter_parameters()):
+        yield "units on several meshes are not modelled with Muon, whose step communicates over one"
+
+
+def _is_muons(request: PlanRequest, name: str, parameter: Parameter) -> bool:
+    groups = (group for group in request.workload.optimizer_groups if fnmatchcase(name, group.parameters))
+    group = next(groups, None)
+    return parameter.requires_grad and group is not None and group.optimizer is OptimizerName.MUON
 
 
 def resharding_problems(decisions: Decisions) -> Iterator[str]:
-    """A number of ranks to reshard to is a proper divisor of the shard degree."""
-    shard = decisions.mesh.shard
+    """A number of ranks to reshard to is a proper divisor of the unit's shard degree."""
     for unit in decisions.units:
+        shard = decisions.mesh_of(unit).shard
         value, title = unit.reshard_after_forward, f"unit {unit.modules[0]!r}: reshard_after_forward"
         if value is None or isinstance(value, bool):
             continue
@@ -39,7 +65,9 @@ def _shard_dim(model: ModelDescription, decisions: Decisions, item: ShardDim) ->
         return
     if parameter.tied_to is not None:
         yield f"shard_dims: {item.parameter!r} is tied; name {parameter.tied_to!r}"
-    shape, shard = parameter.shape, decisions.mesh.shard
+    index = owner(item.parameter, module_owners(decisions.units))
+    shape = parameter.shape
+    shard = decisions.mesh.shard if index is None else decisions.mesh_of(decisions.units[index]).shard
     if item.dim >= len(shape):
         yield f"shard_dims: {item.parameter!r} has {len(shape)} dimensions, no dimension {item.dim}"
     elif shape[item.dim] % shard:
@@ -47,7 +75,6 @@ def _shard_dim(model: ModelDescription, decisions: Decisions, item: ShardDim) ->
             f"shard_dims: dimension {item.dim} of {item.parameter!r} has {shape[item.dim]} elements, which the "
             f"shard degree {shard} does not divide; FSDP2 pads dimension 0 only"
         )
-    index = owner(item.parameter, module_owners(decisions.units))
     if index is not None and _reshards_in_part(decisions.units[index]):
         yield (
             f"shard_dims: {item.parameter!r} is in a unit with partial resharding, whose next gather fails in "

@@ -38,6 +38,8 @@ class Gathers:
         self._sizes = inputs.sizes
         self._knobs = knobs
         self._durations = durations
+        self._collectives = [durations.collectives(mesh) for mesh in knobs.meshes]
+        """Of each unit."""
         self._emitter = emitter
         self._states = [
             _State.GATHERED if knobs.starts_gathered(unit) else _State.SHARDED for unit in range(len(inputs.sizes))
@@ -93,11 +95,11 @@ class Gathers:
         """Over how many ranks the unit is sharded now, and when; nothing where it is gathered."""
         match self._states[unit]:
             case _State.SHARDED:
-                yield self._knobs.shard, ALWAYS
+                yield self._knobs.shard(unit), ALWAYS
             case _State.AFTER_FORWARD:
                 for value, when in self._knobs.reshard[unit]:
                     if value is not False:
-                        yield self._knobs.shard if value is True else value, when
+                        yield self._knobs.shard(unit) if value is True else value, when
             case _State.GATHERED:
                 pass
 
@@ -106,7 +108,7 @@ class Gathers:
         if ranks == 1:
             return
         emitter, durations = self._emitter, self._durations
-        is_partial = ranks < self._knobs.shard
+        is_partial = ranks < self._knobs.shard(unit)
         if is_partial:
             self._wait_gather_streams(self._resharded[unit, ranks], when)
         size = self._sizes[unit].gathered
@@ -133,7 +135,7 @@ class Gathers:
             OperationKind.ALL_GATHER,
             unit,
             Stream.GATHER,
-            durations.all_gather_ns(size, ranks) if is_partial else durations.all_gather_ns(size),
+            self._collectives[unit].all_gather_ns(size, ranks if is_partial else None),
             size_bytes=size,
             link=Link.SHARD,
             waits=(copy_in,),
@@ -182,16 +184,16 @@ class Gathers:
         output = self._output(unit)
         for ranks, when in self._forms(unit):
             self._copy_out(unit, gathers, pass_type, when)
-            if not defers:
+            if not defers or self._knobs.shard(unit) == 1:
                 self._release(unit, output, when)
-            if 1 < ranks < self._knobs.shard:
+            if 1 < ranks < self._knobs.shard(unit):
                 self._emitter.free(f"F{unit}", when)
         self._states[unit] = _State.GATHERED
         self._generations[unit] += 1
         if before is not None:
             self._emitter.free(before[1])
         if defers:
-            self._deferred = (unit, output) if self._knobs.shard > 1 else None
+            self._deferred = (unit, output) if self._knobs.shard(unit) > 1 else None
 
     def release_deferred(self) -> None:
         """Let go of the buffer that a copy-out in forward left behind."""
@@ -201,8 +203,8 @@ class Gathers:
 
     def _release(self, unit: int, output: str, when: Condition) -> None:
         """The gather streams follow the copy-out before the all-gather output may be used again."""
-        if self._knobs.shard > 1:
-            self._wait_gather_streams(self._copy_outs[unit], when)
+        self._wait_gather_streams(self._copy_outs[unit], when)
+        if self._knobs.shard(unit) > 1:
             self._emitter.free(output, when)
 
     def _wait_gather_streams(self, operation: int, when: Condition = ALWAYS) -> None:
@@ -213,17 +215,18 @@ class Gathers:
         emitter, size = self._emitter, self._sizes[unit]
         moment = f"copy-out of {emitter.name(unit)} in {pass_type}"
         on_host = self._knobs.is_on_host(unit)
-        if self._knobs.shard > 1:
+        is_sharded = self._knobs.shard(unit) > 1
+        if is_sharded:
             whole, others = size.gathered, size.other_dims
         else:
             whole, others = size.largest_casts(from_host=on_host)
-        if others or self._knobs.shard == 1:
+        if others or not is_sharded:
             emitter.touch(((_UNSHARDED, whole), (MemoryCategory.TRANSIENTS, others)), moment, when)
-        if on_host and self._knobs.shard == 1:
+        if on_host and not is_sharded:
             self._fetch(unit, Stream.COMPUTE, when)
         emitter.allocate(f"U{unit}", Stream.COMPUTE, _UNSHARDED, size.gathered, moment, when)
         duration, launches = self._durations.copy_ns(size.gathered, size.gathered), 1
-        if size.other_dims and self._knobs.shard > 1:
+        if size.other_dims and is_sharded:
             duration += self._durations.copy_ns(size.other_dims, size.other_dims)
             launches += 1
         self._copy_outs[unit] = emitter.operation(

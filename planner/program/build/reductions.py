@@ -18,12 +18,14 @@ class Reductions:
         self._sizes = inputs.sizes
         self._knobs = knobs
         self._durations = durations
+        self._collectives = [durations.collectives(mesh) for mesh in knobs.meshes]
+        """Of each unit."""
         self._emitter = emitter
         units = range(len(inputs.sizes))
         self._has_whole = {unit for unit in units if knobs.finds_whole_gradients and inputs.sizes[unit].gradients}
         """Units with whole gradients of earlier passes or micro-batches."""
-        self._has_shards = {unit for unit in units if knobs.finds_sharded_gradients}
-        self._has_partial_sum = {unit for unit in units if knobs.finds_partial_sums}
+        self._has_shards = {unit for unit in units if knobs.finds_sharded_gradients(unit)}
+        self._has_partial_sum = {unit for unit in units if knobs.finds_partial_sums(unit)}
         self._fresh: dict[int, list[str]] = {}
         """Buffers of the gradients that autograd made since the last accumulation or reduction."""
         self._retained: list[tuple[str, int]] = []
@@ -39,15 +41,18 @@ class Reductions:
         allocate = self._emitter.allocate
         for unit, size in enumerate(self._sizes):
             if unit in self._has_shards and not self._knobs.is_on_host(unit):
-                allocate(f"D{unit}", self._shard_pool(size), _SHARDED, size.sharded_gradients, moment)
+                allocate(f"D{unit}", self._shard_pool(unit), _SHARDED, size.sharded_gradients, moment)
             if unit in self._has_whole:
                 whole = size.whole_gradients if size.accumulates_apart else size.gradients
                 allocate(f"W{unit}", Stream.COMPUTE, _WHOLE, whole, moment)
             if unit in self._has_partial_sum:
                 allocate(f"S{unit}", Stream.REDUCE, _BUFFERS, size.reduce_output, moment)
 
-    def _shard_pool(self, size: UnitBytes) -> Stream:
-        return Stream.ALL_REDUCE if self._knobs.replicate > 1 and size.casts else Stream.REDUCE
+    def _shard_pool(self, unit: int) -> Stream:
+        return Stream.ALL_REDUCE if self._is_replicated(unit) and self._sizes[unit].casts else Stream.REDUCE
+
+    def _is_replicated(self, unit: int) -> bool:
+        return self._knobs.replicate(unit) > 1
 
     # Whole gradients
 
@@ -124,16 +129,15 @@ class Reductions:
         moment = f"reduce of {self._emitter.name(unit)}"
         chunk_cat = self._copy_in(unit, size, moment)
         output = f"Q{unit}.{self._num_reductions}"
-        category = (
-            _BUFFERS if size.casts or (not self._knobs.all_reduces and self._knobs.replicate > 1) else _SHARDED
-        )
+        is_partial = self._is_replicated(unit) and not self._knobs.all_reduces(unit)
+        category = _BUFFERS if size.casts or is_partial else _SHARDED
         self._emitter.allocate(output, Stream.REDUCE, category, size.reduce_output, moment)
         last = self._reduce_scatter(unit, size, chunk_cat)
         self._retained.append((f"R{unit}.{self._num_reductions}", last))
         self._num_reductions += 1
-        if self._knobs.replicate > 1:
+        if self._is_replicated(unit):
             last = self._add_partial_sum(unit, size, output, last)
-        if self._knobs.replicate > 1 and not self._knobs.all_reduces:
+        if is_partial:
             self._outstanding[Stream.REDUCE] = self._last[unit] = last
         else:
             self._finish(unit, size, output, last, moment)
@@ -158,7 +162,7 @@ class Reductions:
         read = (size.whole_gradients if is_whole else size.gradients) + size.zero_gradients
         duration, launches = durations.copy_ns(read, size.reduce_input), 1
         moved, largest, last = size.other_dim_gradients(whole=is_whole)
-        if moved and self._knobs.shard > 1:
+        if moved and self._knobs.shard(unit) > 1:
             emitter.touch(((_WHOLE, largest),), moment)
             emitter.allocate(f"L{unit}", Stream.COMPUTE, _WHOLE, last, moment)
             duration += durations.copy_ns(moved, moved)
@@ -176,7 +180,7 @@ class Reductions:
         for name in (f"W{unit}", f"Z{unit}"):
             emitter.free(name)
         self._has_whole.discard(unit)
-        if self._knobs.shard > 1:
+        if self._knobs.shard(unit) > 1:
             last = size.last_gradient(whole=is_whole)
             emitter.allocate(f"E{unit}", Stream.COMPUTE, _WHOLE, last, moment)
         return chunk_cat
@@ -184,19 +188,19 @@ class Reductions:
     def _reduce_scatter(self, unit: int, size: UnitBytes, chunk_cat: int) -> int:
         emitter, durations = self._emitter, self._durations
         waits: tuple[int, ...] = (chunk_cat,)
-        if self._divisors(size)[0] != 1:
+        if self._divisors(unit)[0] != 1:
             duration = durations.copy_ns(size.reduce_input, size.reduce_input)
             size_bytes = size.reduce_input
             emitter.operation(
                 OperationKind.DIVIDE, unit, Stream.REDUCE, duration, size_bytes=size_bytes, waits=waits
             )
             waits = ()
-        if self._knobs.shard == 1:
+        if self._knobs.shard(unit) == 1:
             kind, link = OperationKind.LOCAL_REDUCE, None
             duration = durations.copy_ns(size.reduce_input, size.reduce_input)
         else:
             kind, link = OperationKind.REDUCE_SCATTER, self._reduce_link()
-            duration = durations.reduce_scatter_ns(size.reduce_input)
+            duration = self._collectives[unit].reduce_scatter_ns(size.reduce_input)
         return emitter.operation(
             kind, unit, Stream.REDUCE, duration, size_bytes=size.reduce_input, link=link, waits=waits
         )
@@ -205,11 +209,11 @@ class Reductions:
         apart = self._knobs.separate_reduce_scatter_group and self._durations.concurrent_collectives
         return Link.REDUCE if apart else Link.SHARD
 
-    def _divisors(self, size: UnitBytes) -> tuple[int, float]:
+    def _divisors(self, unit: int) -> tuple[int, float]:
         """FSDP2 divides before and after some reductions, by about the root of the number of ranks each."""
-        ranks = self._knobs.shard * self._knobs.replicate
+        ranks = self._knobs.meshes[unit].num_ranks
         before = 1
-        if not size.divides:
+        if not self._sizes[unit].divides:
             return 1, 1
         while ranks % before == 0 and ranks / before > before:
             before *= 2
@@ -220,23 +224,23 @@ class Reductions:
         if unit in self._has_partial_sum:
             duration = self._durations.copy_ns(2 * size.reduce_output, size.reduce_output)
             last = self._emitter.operation(OperationKind.POST_REDUCE, unit, Stream.REDUCE, duration)
-            if not self._knobs.all_reduces:
+            if not self._knobs.all_reduces(unit):
                 self._emitter.free(output)
-        elif not self._knobs.all_reduces:
+        elif not self._knobs.all_reduces(unit):
             self._has_partial_sum.add(unit)
         return last
 
     def _finish(self, unit: int, size: UnitBytes, output: str, last: int, moment: str) -> None:
         """All-reduce over replicas, cast, accumulate into shards, offload."""
         stream = Stream.REDUCE
-        if self._knobs.replicate > 1:
+        if self._is_replicated(unit):
             last, stream = self._all_reduce(unit, size, last), Stream.ALL_REDUCE
         last = self._post_reduce(unit, size, stream, last)
         is_found = unit in self._has_shards
         gradient = output
         if size.casts:
             gradient = f"{'D+' if is_found else 'D'}{unit}"
-            self._emitter.allocate(gradient, self._shard_pool(size), _SHARDED, size.sharded_gradients, moment)
+            self._emitter.allocate(gradient, self._shard_pool(unit), _SHARDED, size.sharded_gradients, moment)
             self._let_go(unit, output)
         if self._knobs.is_on_host(unit):
             last = self._offload(unit, size, stream, is_found=is_found)
@@ -250,7 +254,7 @@ class Reductions:
 
     def _let_go(self, unit: int, output: str) -> None:
         """Free a reduce output; one that was all-reduced is held until the end of backward."""
-        if self._knobs.replicate > 1:
+        if self._is_replicated(unit):
             self._held.setdefault(unit, []).append(output)
         else:
             self._emitter.free(output)
@@ -260,7 +264,7 @@ class Reductions:
             OperationKind.ALL_REDUCE,
             unit,
             Stream.ALL_REDUCE,
-            self._durations.all_reduce_ns(size.reduce_output),
+            self._collectives[unit].all_reduce_ns(size.reduce_output),
             size_bytes=size.reduce_output,
             link=Link.SHARD if self._durations.all_reduce_shares_link else Link.REPLICATE,
             waits=(last,),
@@ -269,7 +273,7 @@ class Reductions:
     def _post_reduce(self, unit: int, size: UnitBytes, stream: Stream, last: int) -> int:
         """Divide, cast and add on the device, as far as each applies."""
         durations: list[int] = []
-        if self._divisors(size)[1] != 1:
+        if self._divisors(unit)[1] != 1:
             durations.append(self._durations.copy_ns(size.reduce_output, size.reduce_output))
         if size.casts:
             durations.append(self._durations.copy_ns(size.reduce_output, size.sharded_gradients))

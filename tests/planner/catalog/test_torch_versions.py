@@ -43,6 +43,7 @@ from tests.planner.factories import MIXED_PRECISION, CallSpec, tiny_decisions, t
 FROZEN = CallSpec(shapes=((8, 4),), requires_grad=False, full_saved=0)
 EVERY_UNIT_KNOB = UnitPlan(
     modules=("a", "b"),
+    mesh=MeshPlan(replicate=2, shard=4),
     reshard_after_forward=2,
     reshard_after_backward=False,
     forward_prefetch=("c",),
@@ -110,9 +111,11 @@ def test_the_installed_release_is_the_modelled_one_and_frees_the_input_it_waited
 
 
 def test_all_that_decisions_use_is_found_with_its_path() -> None:
-    found = list(used_knobs(decisions(EVERY_UNIT_KNOB, mesh=MeshPlan(replicate=2, shard=4))))
+    found = list(used_knobs(decisions(EVERY_UNIT_KNOB, mesh=MeshPlan(replicate=4, shard=2))))
     assert found == [
         ("decisions.units[0].modules", "grouped_units"),
+        ("decisions.units[0].mesh", "unit_mesh"),
+        ("decisions.units[0].mesh", "hybrid_mesh"),
         ("decisions.units[0].reshard_after_forward", "reshard_after_forward"),
         ("decisions.units[0].reshard_after_forward", "reshard_after_forward_ranks"),
         ("decisions.units[0].reshard_after_backward", "reshard_after_backward"),

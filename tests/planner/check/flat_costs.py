@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.schema.model import Parameter
-from planner.schema.plan import MemoryBudget
+from planner.schema.plan import MemoryBudget, MeshPlan
 from tests.planner.factories import DURATIONS
 
 
@@ -44,6 +44,9 @@ class FlatCosts:
 
     def recompute_kernels(self, kind: str, /, saved_ops: tuple[str, ...] = ()) -> int:
         return self.kernels
+
+    def collectives(self, mesh: MeshPlan, /) -> "FlatCosts":
+        return self
 
     def all_gather_ns(self, size_bytes: int, /, ranks: int | None = None) -> int:
         return self.gather if ranks is None else self.partial_gather

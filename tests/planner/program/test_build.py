@@ -118,5 +118,5 @@ def test_what_a_micro_batch_finds():
     knobs = knobs_of(decisions, partition_of(request.model, decisions))
     first = replace(knobs, micro_batch=MicroBatch(is_first=True, is_last=False))
     last = replace(knobs, micro_batch=MicroBatch(is_first=False, is_last=True))
-    assert (first.reduces, first.finds_whole_gradients, first.finds_sharded_gradients) == (False, False, False)
-    assert (last.reduces, last.finds_whole_gradients, last.finds_sharded_gradients) == (True, True, False)
+    assert (first.reduces, first.finds_whole_gradients, first.finds_sharded_gradients(0)) == (False, False, False)
+    assert (last.reduces, last.finds_whole_gradients, last.finds_sharded_gradients(0)) == (True, True, False)

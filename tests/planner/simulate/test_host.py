@@ -14,7 +14,7 @@ PRECISION = Precision(param_dtype=None, reduce_dtype=None)
 
 def memory(*, with_gradient=("a", "b"), with_zeros=(), accumulates=False, optimizer_bytes=0):
     size = unit_bytes(UNIT, shard=4, precision=PRECISION, with_gradient=with_gradient, with_zeros=with_zeros)
-    return HostMemory.of([size], optimizer_bytes=optimizer_bytes, accumulates=accumulates)
+    return HostMemory.of([(size, accumulates)], optimizer_bytes=optimizer_bytes)
 
 
 def test_shards_gradients_and_state():
@@ -37,6 +37,6 @@ def test_gradients_of_zeros_come_to_the_host_too():
 
 
 def test_no_unit_takes_nothing():
-    nothing = HostMemory.of([], optimizer_bytes=0, accumulates=True)
+    nothing = HostMemory.of([], optimizer_bytes=0)
     assert nothing == HostMemory()
     assert (nothing.total_bytes, nothing.reserved_bytes) == (0, 0)

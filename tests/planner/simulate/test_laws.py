@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.costs import CostModel
 from planner.program.events import OperationKind, Stream
-from planner.program.inputs import local_shards, partition_of
+from planner.program.inputs import local_shards, meshes_of, partition_of
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -326,7 +326,8 @@ def persistent_bytes(request: PlanRequest, shard: int) -> int:
     """Shards, their gradients and the optimizer's state."""
     decisions = tiny_decisions(request, shard=shard, replicate=request.cluster.num_devices // shard)
     costs = CostModel.of(request, decisions.mesh)
-    shards = local_shards(partition_of(request.model, decisions), shard)
+    parts = partition_of(request.model, decisions)
+    shards = local_shards(parts, meshes_of(decisions, parts))
     return sum(
         2 * elements * parameter.dtype.itemsize_bytes + costs.optimizer_state_bytes(name, parameter, elements)
         for name, parameter, elements in shards
