@@ -36,6 +36,15 @@ def hybrid(model: Llama, num_ranks: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def unit_meshes(model: Llama, num_ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (2, num_ranks // 2), mesh_dim_names=("replicate", "shard"))
+    everyone = init_device_mesh("cpu", (num_ranks,))
+    for index, layer in enumerate(model.layers):
+        fully_shard(layer.feed_forward, mesh=everyone)
+        fully_shard(layer, mesh=everyone if index == 3 else mesh)
+    fully_shard(model, mesh=mesh)
+
+
 def checkpointing(model: Llama, num_ranks: int) -> None:
     mesh = init_device_mesh("cpu", (num_ranks,))
     model.layers[0] = checkpoint_wrapper(model.layers[0])
@@ -172,6 +181,7 @@ SHARD_BY_HAND: dict[str, Callable[[Llama, int], None]] = {
     "default": default,
     "keep": keep,
     "hybrid": hybrid,
+    "unit_meshes": unit_meshes,
     "checkpointing": checkpointing,
     "activation_offload": checkpointing,
     "prefetch": prefetch,
@@ -198,7 +208,7 @@ def begin_by_hand(case: str, model: Llama, index: int) -> None:
     match case:
         case "sync_last_micro_batch":
             model.set_requires_gradient_sync(index == 1)
-        case "all_reduce_last_micro_batch":
+        case "all_reduce_last_micro_batch" | "unit_meshes":
             model.set_requires_all_reduce(index == 1)
         case "kept_after_backward":
             model.layers[1].set_reshard_after_backward(index == 1)

@@ -49,6 +49,15 @@ def planned(case: str, num_ranks: int) -> Decisions:
             return decisions(_keep(), shard=n)
         case "hybrid":
             return decisions(PLAIN, shard=half, replicate=2)
+        case "unit_meshes":
+            everyone = {"mesh": {"shard": n}}
+            blocks = (
+                unit(path, **(everyone if path in (f"{layer}.feed_forward", "layers.3") else {}))
+                for layer in LAYERS
+                for path in (f"{layer}.feed_forward", layer)
+            )
+            sync = {"gradient_sync": "all_reduce_on_last_micro_batch"}
+            return decisions((*blocks, ROOT), shard=half, replicate=2, num_micro_batches=2, runtime=sync)
         case "checkpointing":
             return decisions(PLAIN, shard=n, activations=checkpointed("layers.0", "layers.2"))
         case "activation_offload":

@@ -33,6 +33,7 @@ CASES = {
         "default",
         "keep",
         "hybrid",
+        "unit_meshes",
         "prefetch",
         "groups",
         "two_micro_batches",
@@ -89,3 +90,12 @@ def test_default_gathers_and_reduces_as_often_as_fsdp2_does(results: Results) ->
     issued = [line.split()[0] for line in results[num_ranks, "default"][0]["plan"]["collectives"]]
     assert issued.count("_allgather_base_") == 5 * 9
     assert issued.count("_reduce_scatter_base_") == 5 * 5
+
+
+def test_units_on_two_meshes_learn_the_same(results: Results) -> None:
+    """Twelve (losses) numbers of the same data, up to the order in which gradients are added."""
+    if (4, "unit_meshes") not in results:
+        pytest.skip("needs four ranks")
+    for mine, other in zip(results[4, "unit_meshes"], results[4, "two_micro_batches"], strict=True):
+        losses = [[float.fromhex(loss) for loss in one["plan"]["losses"]] for one in (mine, other)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)

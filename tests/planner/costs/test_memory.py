@@ -30,13 +30,20 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-replicate, shard = map(int, sys.argv[1:])
+replicate, shard, other_replicate, other_shard = map(int, sys.argv[1:])
 dist.init_process_group("fake", rank=0, world_size=replicate * shard, store=FakeStore())
-shape, names = ((replicate, shard), ("r", "s")) if replicate > 1 else ((shard,), ("s",))
-mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-blocks = [torch.nn.Linear(8, 8) for _ in range(3)]
+
+def mesh_of(replicate, shard):
+    shape, names = ((replicate, shard), ("r", "s")) if replicate > 1 else ((shard,), ("s",))
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+mesh = mesh_of(replicate, shard)
+*blocks, other = [torch.nn.Linear(8, 8) for _ in range(4)]
 for block in blocks:
     fully_shard(block, mesh=mesh, reshard_after_forward=2)
+if (replicate, shard) != (other_replicate, other_shard):
+    fully_shard(other, mesh=mesh_of(other_replicate, other_shard))
+blocks.append(other)
 root = fully_shard(torch.nn.Sequential(*blocks), mesh=mesh)
 root.set_separate_reduce_scatter_group(True)
 groups = dist.distributed_c10d._world.pg_map
@@ -114,20 +121,28 @@ def test_demands_of_a_plan():
     assert cost.budget.num_communicators == 3
 
 
-@pytest.mark.parametrize(("replicate", "shard"), [(1, 8), (2, 4)])
-def test_fsdp2_makes_as_many_process_groups(replicate, shard):
+@pytest.mark.parametrize(
+    ("mesh", "other"),
+    [((1, 8), (1, 8)), ((2, 4), (2, 4)), ((2, 4), (1, 8)), ((1, 8), (4, 2)), ((2, 4), (4, 2))],
+)
+def test_fsdp2_makes_as_many_process_groups(mesh, other):
     run = subprocess.run(
-        [sys.executable, "-c", PROCESS_GROUPS, str(replicate), str(shard)],
+        [sys.executable, "-c", PROCESS_GROUPS, *map(str, (*mesh, *other))],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
     made = json.loads(run.stdout.splitlines()[-1])
-    demands = Demands(partial_reshards=(2, 2, 2), separate_reduce_scatter_group=True)
-    sizes = communicator_sizes(MeshPlan(replicate=replicate, shard=shard), demands)
+    planned, further = (MeshPlan(replicate=one[0], shard=one[1]) for one in (mesh, other))
+    demands = Demands(
+        meshes=(further,) if further != planned else (),
+        partial_reshards=(2, 2, 2),
+        separate_reduce_scatter_group=True,
+    )
+    sizes = communicator_sizes(planned, demands)
     # Each partial reshard also makes a group over the other axis of its mesh, which nothing communicates over.
-    silent = (replicate * shard // 2,) * 3
+    silent = (planned.num_ranks // 2,) * 3
     assert sorted(made) == sorted((*sizes, *silent))
 
 
