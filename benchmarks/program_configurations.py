@@ -64,6 +64,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "own_embedding": (False, True),
     "tail": ("root", "unit", "units"),
     "inside": ("none", "first", "all"),
+    "block_mesh": ("none", "second", "inside"),
     "blocks_per_unit": (1, 2),
     "offload": ("none", "second", "all"),
     "shard_dims": (False, True),
@@ -103,6 +104,8 @@ class Configuration:
     """Norm and head: in the root, one unit, or two units."""
     inside: str = "none"
     """Units inside blocks: none, the first candidate, all."""
+    block_mesh: str = "none"
+    """Units that are on another mesh of the same ranks: none, every second block, units inside blocks."""
     blocks_per_unit: int = 1
     offload: str = "none"
     """Units in host memory: none, second (every second one), all, the root among them."""
@@ -148,9 +151,17 @@ class Configuration:
         return self.accumulates_whole and reduce_dtype not in (None, param_dtype)
 
     @property
+    def other_mesh(self) -> MeshPlan | None:
+        """The ranks cut otherwise: in one piece, or in two where that is the plan's mesh; None for one rank."""
+        replicate, shard = self.mesh
+        if replicate > 1:
+            return MeshPlan(shard=replicate * shard)
+        return None if shard == 1 else MeshPlan(replicate=2, shard=shard // 2)
+
+    @property
     def partial_ranks(self) -> int | None:
         """A number of ranks that partial resharding may shard to; None where there is none."""
-        return next((ranks for ranks in (4, 2) if ranks < self.mesh[1] and not self.mesh[1] % ranks), None)
+        return _partial_ranks(self.mesh[1])
 
     def decisions(self, model: ModelDescription) -> Decisions:
         """What is applied and predicted; `model` says what there is to shard and to keep."""
@@ -209,11 +220,15 @@ class Configuration:
         groups = self._groups()
         firsts = [group[0] for group in groups]
         for path, inner in itertools.product(self.parts.blocks, self._inside()):
-            yield UnitPlan(modules=(f"{path}.{inner}",))
+            yield UnitPlan(
+                modules=(f"{path}.{inner}",), mesh=self.other_mesh if self.block_mesh == "inside" else None
+            )
         for index, group in enumerate(groups):
+            mesh = self.other_mesh if self.block_mesh == "second" and index % 2 else None
             yield UnitPlan(
                 modules=group,
-                reshard_after_forward=self._reshard(index),
+                mesh=mesh,
+                reshard_after_forward=self._reshard(index, mesh.shard if mesh else self.mesh[1]),
                 forward_prefetch=tuple(firsts[index + 1 : index + 1 + self.forward_prefetch]),
                 backward_prefetch=tuple(firsts[max(0, index - self.backward_prefetch) : index][::-1]),
             )
@@ -226,10 +241,10 @@ class Configuration:
     def _inside(self) -> tuple[str, ...]:
         return self.parts.inside[: {"none": 0, "first": 1, "all": None}[self.inside]]
 
-    def _reshard(self, index: int) -> bool | int | None:
+    def _reshard(self, index: int, shard: int) -> bool | int | None:
         if self.reshard == "keep" or (self.reshard.endswith("mixed") and index % 2):
             return False
-        return self.partial_ranks if self.reshard.startswith("partial") else None
+        return _partial_ranks(shard) if self.reshard.startswith("partial") else None
 
     def _placed(self, units: tuple[UnitPlan, ...]) -> Iterator[UnitPlan]:
         for index, unit in enumerate(units):
@@ -245,11 +260,15 @@ class Configuration:
         modules = {module: unit for unit in units for module in unit.modules}
         for name, parameter in model.iter_parameters():
             owner = max((path for path in modules if _is_below(name, path)), key=len)
-            reshard = modules[owner].reshard_after_forward
+            reshard, mesh = modules[owner].reshard_after_forward, modules[owner].mesh
             is_partial = reshard is not None and not isinstance(reshard, bool)
-            is_even = len(parameter.shape) > 1 and parameter.shape[1] % self.mesh[1] == 0
+            is_even = len(parameter.shape) > 1 and parameter.shape[1] % (mesh.shard if mesh else self.mesh[1]) == 0
             if is_even and not is_partial and parameter.tied_to is None:
                 yield ShardDim(parameter=name, dim=1)
+
+
+def _partial_ranks(shard: int) -> int | None:
+    return next((ranks for ranks in (4, 2) if ranks < shard and not shard % ranks), None)
 
 
 def _is_below(name: str, module: str) -> bool:
@@ -325,6 +344,11 @@ EXCLUSIONS = (
         lambda one: one.parts.is_repeated and one.accumulates_whole,
         {"gradient_sync": GradientSync.EVERY_MICRO_BATCH},
     ),
+    Exclusion(
+        "there are no units inside blocks, and so none on another mesh",
+        lambda one: one.block_mesh == "inside" and one.inside == "none",
+        {"block_mesh": "second"},
+    ),
 )
 
 
@@ -383,6 +407,8 @@ def _alone(name: str, value: Any) -> Configuration:  # noqa: ANN401 - a value of
     more: dict[str, Any] = {}
     if name in ("gradient_sync", "kept_after_backward"):
         more = {"num_micro_batches": 3, "mesh": (2, 4)}
+    if name == "block_mesh":
+        more = {"num_micro_batches": 3, "mesh": (2, 4), "inside": "first"}
     if name == "unused_params":
         more = {"model": "llama-unused"}
     return Configuration(**(more | {name: value}))
