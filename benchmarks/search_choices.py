@@ -77,6 +77,7 @@ def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> di
     blocks = max((sum(module.startswith("layers.") for module in modules) for modules in units), default=1)
     return {
         "mesh.shard": candidate.mesh.shard,
+        "mesh.large_units.shard": (candidate.large_mesh or candidate.mesh).shard,
         "units.embedding": ("embed",) in units,
         "units.head": any("head" in modules for modules in units),
         "split_blocks": is_split,

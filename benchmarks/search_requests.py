@@ -1,8 +1,9 @@
 """Random small requests for tests of the search: every knob that it decides can pay somewhere.
 
 A model is `embed`, `layers.0` .. `layers.N-1`, `norm`, `head` and the loss, with blocks of one or two kinds. Those
-can be frozen, and cut into `ln`, `attn` and `mlp`. Bytes and nanoseconds are of one order of magnitude, so that
-memory, links, computation and the CPU each bind in some of the requests.
+can be frozen, and cut into `ln`, `attn` and `mlp`, of which some `mlp` are large beside all else. Bytes and
+nanoseconds are of one order of magnitude, so that memory, links, computation and the CPU each bind in some of the
+requests.
 """
 
 from random import Random
@@ -219,7 +220,8 @@ class _Kinds:
     def add_block(self, name: str, *, has_parts: bool, is_frozen: bool) -> None:
         """A block, with a kind for each of its parts where it has any; those are named after it."""
         width, rng = self._width, self._rng
-        shapes = {"ln.w0": (width,), "attn.w0": (width, width), "attn.w1": (width,), "mlp.w0": (2 * width, width)}
+        hidden = rng.choice((2, 2, 8)) * width
+        shapes = {"ln.w0": (width,), "attn.w0": (width, width), "attn.w1": (width,), "mlp.w0": (hidden, width)}
         self.sets[name] = self._parameters(shapes, requires_grad=not is_frozen)
         order = () if is_frozen else tuple(shapes)
         block = self._checkpointable(self._kind(CallRole.BLOCK, order))

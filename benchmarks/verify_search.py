@@ -71,7 +71,8 @@ def knobs_of(request: PlanRequest, body: PlanBody) -> list[str]:
         return ["infeasible"]
     units, policies = decisions.units, {entry.policy for entry in decisions.activations}
     used = {
-        "replicas": decisions.mesh.replicate > 1,
+        "replicas": any(mesh.replicate > 1 for mesh in decisions.meshes),
+        "a mesh for large units": len(decisions.meshes) > 1,
         "kept after forward": any(unit.reshard_after_forward is False for unit in units),
         "resharded in part": any(type(unit.reshard_after_forward) is int for unit in units),
         "kept after backward": not all(unit.reshard_after_backward for unit in units),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from planner.block_names import ROOT_NAME, fold_names
-from planner.schema import ActivationPolicy, Decisions, PlanBody, Predictions, UnitPlan
+from planner.schema import ActivationPolicy, Decisions, MeshPlan, PlanBody, Predictions, UnitPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +156,17 @@ def _unit_values(a: UnitPlan, b: UnitPlan, field: str) -> tuple[str, str]:
     before, after = getattr(a, field), getattr(b, field)
     if field == "layouts":
         return ", ".join(before) or "even", ", ".join(after) or "even"
+    if field == "mesh":
+        return _mesh(before), _mesh(after)
     if field not in ("forward_prefetch", "backward_prefetch"):
         return _value(before, none="default"), _value(after, none="default")
     if len(before) == len(after):
         return fold_names(before), fold_names(after)
     return _depth(before), _depth(after)
+
+
+def _mesh(mesh: MeshPlan | None) -> str:
+    return f"{mesh.replicate} x {mesh.shard}" if mesh else "that of the plan"
 
 
 def _depth(targets: tuple[str, ...]) -> str:

@@ -65,6 +65,9 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
             f"parameters are sharded over {decisions.mesh.shard} ranks and replicated "
             f"{decisions.mesh.replicate} times"
         )
+    for mesh in decisions.meshes[1:]:
+        num = sum(unit.mesh == mesh for unit in decisions.units)
+        notes.append(f"{num} units are sharded over {mesh.shard} ranks and replicated {mesh.replicate} times")
     return notes
 
 

@@ -74,24 +74,26 @@ def on_world(decisions: "Decisions", num_ranks: int) -> "Decisions":
     """
     from planner.schema import InconsistentRequest, MeshPlan
 
-    mesh = decisions.mesh
-    if mesh.replicate == 1:
-        shard = num_ranks
-    elif num_ranks > 0 and num_ranks % mesh.shard == 0:
-        shard = mesh.shard
-    else:
-        raise InconsistentRequest(f"--world {num_ranks} is not a multiple of the plan's shard degree {mesh.shard}")
-    if shard < 1:
+    def resized(mesh: MeshPlan) -> MeshPlan:
+        if mesh.replicate == 1:
+            return MeshPlan(shard=num_ranks)
+        if num_ranks % mesh.shard:
+            raise InconsistentRequest(
+                f"--world {num_ranks} is not a multiple of the plan's shard degree {mesh.shard}"
+            )
+        return MeshPlan(replicate=num_ranks // mesh.shard, shard=mesh.shard)
+
+    if num_ranks < 1:
         raise InconsistentRequest(f"--world {num_ranks} must be at least 1")
-    units = tuple(
-        unit.model_copy(update={"reshard_after_forward": True})
-        if not isinstance(unit.reshard_after_forward, bool) and unit.reshard_after_forward == mesh.shard
-        else unit
-        for unit in decisions.units
-    )
-    return decisions.model_copy(
-        update={"mesh": MeshPlan(replicate=num_ranks // shard, shard=shard), "units": units}
-    )
+    whole, units = resized(decisions.mesh), []
+    for unit in decisions.units:
+        own = resized(decisions.mesh_of(unit))
+        changes: dict[str, object] = {"mesh": own if own != whole else None}
+        reshard = unit.reshard_after_forward
+        if not isinstance(reshard, bool) and reshard == decisions.mesh_of(unit).shard:
+            changes["reshard_after_forward"] = True
+        units.append(unit.model_copy(update=changes))
+    return decisions.model_copy(update={"mesh": whole, "units": tuple(units)})
 
 
 def _compare(job: "DryRunJob", request: "PlanRequest | None") -> bool:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented
-from api.cli.render.folding import Strip, UnitRow, UnitTraits, decision_strips, fold_units
+from api.cli.render.folding import Strip, UnitRow, UnitTraits, decision_strips, fold_units, mesh_words
 from api.cli.render.quantities import count, quantity
 from planner.schema import Decisions, GradientSync
 
@@ -33,9 +33,9 @@ def decisions_part(decisions: Decisions) -> RenderableType:
 
 def global_words(decisions: Decisions) -> str:
     """Mesh, batches and settings that hold everywhere."""
-    mesh, runtime = decisions.mesh, decisions.runtime
+    runtime = decisions.runtime
     words = [
-        f"{mesh.shard}-way shard" if mesh.replicate == 1 else f"{mesh.replicate} replicas x {mesh.shard}-way shard",
+        mesh_words(decisions.mesh),
         f"{count(decisions.num_micro_batches, 'micro-batch')} of {count(decisions.micro_batch, 'sequence')}",
         count(len(decisions.units), "unit"),
     ]
@@ -92,6 +92,7 @@ class UnitTable:
         sometimes: list[_Column] = [
             ("prefetch", lambda traits: traits.prefetch, "implicit"),
             ("kept on", lambda traits: traits.tiers, "device"),
+            ("mesh", lambda traits: traits.mesh, ""),
             ("layout", lambda traits: traits.layout, "even"),
         ]
         return always + [

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.block_names import fold_families, template
-from planner.schema import ActivationPlan, ActivationPolicy, Decisions, UnitPlan
+from planner.schema import ActivationPlan, ActivationPolicy, Decisions, MeshPlan, UnitPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class UnitTraits:
     activations: str
     prefetch: str
     tiers: str
+    mesh: str
+    """Where it is not that of the plan."""
     layout: str
 
 
@@ -92,10 +94,17 @@ def unit_traits(decisions: Decisions) -> list[UnitTraits]:
             activations=_activation_words(unit, decisions.activations),
             prefetch=prefetch[index],
             tiers=_tier_words(unit),
+            mesh=mesh_words(unit.mesh) if unit.mesh else "",
             layout="ragged" if unit.layouts else "even",
         )
         for index, unit in enumerate(decisions.units)
     ]
+
+
+def mesh_words(mesh: MeshPlan) -> str:
+    """How parameters are spread over the ranks."""
+    shards = f"{mesh.shard}-way shard"
+    return shards if mesh.replicate == 1 else f"{mesh.replicate} replicas x {shards}"
 
 
 def reshard_words(unit: UnitPlan) -> str:
