@@ -100,7 +100,7 @@ class Gathering:
 
     def _casts(self, stream: Stream) -> int:
         """Cast everything at once; what was resharded in part is in `param_dtype`, and copied all the same."""
-        casts = [parameter for parameter in self._unit.parameters if parameter.cast_bytes]
+        casts = [parameter for parameter in self._unit.flats if parameter.cast_bytes]
         size_bytes = sum(parameter.cast_bytes for parameter in casts)
         if self._state is ShardedState.SHARDED_POST_FORWARD:
             is_copied = not self._unit.is_on_host
@@ -111,7 +111,7 @@ class Gathering:
     def _copies_from_host(self, stream: Stream) -> int:
         """Copy parameter by parameter; where it is cast, the copy lives until its cast is made."""
         total = 0
-        for parameter in self._unit.parameters:
+        for parameter in self._unit.flats:
             self._machine.allocate(stream, _GATHER, parameter.stored_bytes)
             total += parameter.cast_bytes or parameter.stored_bytes
             if parameter.cast_bytes:
@@ -143,7 +143,7 @@ class Gathering:
         machine, costs = self._machine, self._comm.costs
         machine.wait(Stream.COMPUTE, gather.end_ns)
         detour = 0
-        for parameter in self._unit.parameters:
+        for parameter in self._unit.flats:
             whole = self._whole_bytes(parameter)
             machine.allocate(Stream.COMPUTE, _UNSHARDED, whole)
             if parameter.dim:
@@ -158,7 +158,7 @@ class Gathering:
     def _copy_alone(self) -> int:
         """Without an all-gather each parameter is fetched and cast alone; that lives until the next one is made."""
         machine, costs, previous = self._machine, self._comm.costs, 0
-        for parameter in self._unit.parameters:
+        for parameter in self._unit.flats:
             fetched = parameter.stored_bytes if self._unit.is_on_host else 0
             machine.allocate(Stream.COMPUTE, _TRANSIENTS, fetched)
             if parameter.cast_bytes:
@@ -199,7 +199,7 @@ class Gathering:
     def _reshard_in_part(self, ranks: int) -> None:
         assert self.is_whole, "a pass ends with whole parameters"
         machine = self._machine
-        for parameter in self._unit.parameters:
+        for parameter in self._unit.flats:
             whole = self._whole_bytes(parameter)
             machine.allocate(Stream.COMPUTE, _UNSHARDED, whole // ranks)
             machine.free(Stream.COMPUTE, _UNSHARDED, self._post_forward_bytes.get(parameter.name, 0))

@@ -1,6 +1,6 @@
 """Full gradients of a group: from autograd to the reduction, through what micro-batches without one keep."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.check.comm import CommContext
@@ -94,18 +94,26 @@ class Gradients:
     def keep_in_reduce_dtype(self) -> None:
         """Cast what a post-backward without reduction leaves; gradients of the right type stay where they are."""
         cast = [
-            parameter
-            for parameter in self._unit.parameters
-            if parameter.name in self._delivered and parameter.reduced is not parameter.gathered
+            [parameter for parameter in parameters if parameter.reduced is not parameter.gathered]
+            for _, parameters in self._by_flat(self._delivered)
         ]
-        for parameter in cast:
-            self._machine.allocate(Stream.COMPUTE, _GRADIENTS, parameter.accumulated_bytes)
-            self._machine.free(Stream.COMPUTE, _GRADIENTS, parameter.gradient_bytes)
-            self._accumulated[parameter.name] = self._delivered.pop(parameter.name)
-        if cast:
-            read_bytes = sum(parameter.gradient_bytes for parameter in cast)
-            written_bytes = sum(parameter.accumulated_bytes for parameter in cast)
+        for parameters in cast:
+            made_bytes = sum(parameter.accumulated_bytes for parameter in parameters)
+            self._machine.allocate(Stream.COMPUTE, _GRADIENTS, made_bytes)
+            size_bytes = sum(parameter.gradient_bytes for parameter in parameters)
+            self._machine.free(Stream.COMPUTE, _GRADIENTS, size_bytes)
+            for parameter in parameters:
+                self._accumulated[parameter.name] = self._delivered.pop(parameter.name)
+        if any(cast):
+            read_bytes = sum(parameter.gradient_bytes for parameters in cast for parameter in parameters)
+            written_bytes = sum(parameter.accumulated_bytes for parameters in cast for parameter in parameters)
             self._machine.run(Stream.COMPUTE, self._comm.costs.copy_ns(read_bytes, written_bytes))
+
+    def _by_flat(self, names: Container[str]) -> Iterator[tuple[ShardedParameter, list[ShardedParameter]]]:
+        """What FSDP2 takes for parameters, each with those of its parameters that are among the names."""
+        for flat in self._unit.flats:
+            members = [one for one in self._unit.parameters if self._unit.flat_of[one.name] is flat]
+            yield flat, [parameter for parameter in members if parameter.name in names]
 
     def take(self, *, fills_unused: bool) -> list[FullGradient]:
         """Hand over all gradients; with `reduce_scatter_unused_params` zeros stand for those that are missing.
@@ -115,15 +123,20 @@ class Gradients:
         """
         taken: list[FullGradient] = []
         zeros_bytes = 0
-        for parameter in self._unit.parameters:
-            if self._accumulated.pop(parameter.name, None):
-                taken.append(FullGradient(parameter=parameter, size_bytes=parameter.accumulated_bytes))
-            elif self._delivered.pop(parameter.name, None):
-                taken.append(FullGradient(parameter=parameter, size_bytes=parameter.gradient_bytes))
-            elif fills_unused and self._comm.reduces_unused and parameter.requires_grad:
-                self._machine.allocate(Stream.COMPUTE, _GRADIENTS, parameter.gradient_bytes)
-                taken.append(FullGradient(parameter=parameter, size_bytes=parameter.gradient_bytes))
-                zeros_bytes += parameter.gradient_bytes
+        there = {*self._accumulated, *self._delivered}
+        for flat, parameters in self._by_flat(there):
+            size_bytes = 0
+            for parameter in parameters:
+                if self._accumulated.pop(parameter.name, None):
+                    size_bytes += parameter.accumulated_bytes
+                elif self._delivered.pop(parameter.name, None):
+                    size_bytes += parameter.gradient_bytes
+            if parameters:
+                taken.append(FullGradient(parameter=flat, size_bytes=size_bytes))
+            elif fills_unused and self._comm.reduces_unused and flat.requires_grad:
+                self._machine.allocate(Stream.COMPUTE, _GRADIENTS, flat.gradient_bytes)
+                taken.append(FullGradient(parameter=flat, size_bytes=flat.gradient_bytes))
+                zeros_bytes += flat.gradient_bytes
         if zeros_bytes:
             self._machine.run(Stream.COMPUTE, self._comm.costs.copy_ns(0, zeros_bytes))
         return taken

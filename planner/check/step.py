@@ -137,15 +137,17 @@ class Replay(Walk):
 
     def _allocate_gradients(self, group: Group) -> None:
         """Sharded gradients that an earlier micro-batch left."""
-        for parameter in group.unit.parameters:
-            if not self._gets_gradient(group.unit, parameter):
+        unit = group.unit
+        having = {unit.flat_of[one.name].name for one in unit.parameters if self._gets_gradient(unit, one)}
+        for flat in unit.flats:
+            if flat.name not in having:
                 continue
-            group.reduction.sharded_gradients.add(parameter.name)
-            if group.unit.is_on_host:
-                self.machine.allocate_host(parameter.stored_bytes)
+            group.reduction.sharded_gradients.add(flat.name)
+            if unit.is_on_host:
+                self.machine.allocate_host(flat.stored_bytes)
             else:
-                pool = group.reduction.gradient_pool(parameter)
-                self.machine.allocate(pool, MemoryCategory.GRADIENTS, parameter.stored_bytes)
+                pool = group.reduction.gradient_pool(flat)
+                self.machine.allocate(pool, MemoryCategory.GRADIENTS, flat.stored_bytes)
 
     def _shards(self, *units: Unit) -> list[tuple[str, Parameter, int]]:
         """What the optimizer steps: parameters without a gradient have no state, and are passed over."""

@@ -1,14 +1,15 @@
 """Which parameters each unit owns and when it runs, and the bytes that follow from them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.check.parts import PlannedCall
 from planner.check.passes import Pass, module_depth, module_runs, unit_passes
 from planner.schema.base import DType
 from planner.schema.model import ModelDescription, Parameter, StateTier
-from planner.schema.plan import Decisions, MeshPlan, UnitPlan
+from planner.schema.plan import Decisions, Layout, MeshPlan, UnitPlan
 
 _FLOATING = {name for name in DType if "float" in name}
 
@@ -87,6 +88,10 @@ class Unit:
     plan: UnitPlan
     mesh: MeshPlan
     parameters: tuple[ShardedParameter, ...]
+    flats: tuple[ShardedParameter, ...]
+    """What FSDP2 takes for the parameters: those themselves, or the ragged buffers that hold them."""
+    flat_of: Mapping[str, ShardedParameter]
+    """By the name of each parameter."""
     passes: tuple[Pass, ...]
     """Empty for the root, which runs from the first call to the last, and for units that never run."""
     ends_complete: bool
@@ -122,12 +127,12 @@ class Unit:
     @cached_property
     def gather_input_bytes(self) -> int:
         """What this rank sends when the unit is gathered."""
-        return sum(parameter.gather_input_bytes for parameter in self.parameters)
+        return sum(flat.gather_input_bytes for flat in self.flats)
 
     @cached_property
     def stored_bytes(self) -> int:
         """Shards in their storage dtypes."""
-        return sum(parameter.stored_bytes for parameter in self.parameters)
+        return sum(flat.stored_bytes for flat in self.flats)
 
 
 def module_owners(units: Iterable[UnitPlan]) -> dict[str, int]:
@@ -162,17 +167,68 @@ def build_units(model: ModelDescription, decisions: Decisions, calls: Sequence[P
     for index, plan in enumerate(decisions.units):
         runs = [run for module in plan.modules if module for run in module_runs(model, calls, module)]
         passes, ends_complete = unit_passes(runs, plan.modules)
+        parameters = tuple(owned.get(index, ()))
+        if plan.layouts:
+            parameters, flats, flat_of = _in_layouts(parameters, plan, decisions)
+        else:
+            flats, flat_of = parameters, {parameter.name: parameter for parameter in parameters}
         units.append(
             Unit(
                 plan=plan,
                 mesh=decisions.mesh_of(plan),
-                parameters=tuple(owned.get(index, ())),
+                parameters=parameters,
+                flats=flats,
+                flat_of=flat_of,
                 passes=passes,
                 ends_complete=ends_complete,
                 registration=min((places.get(m, len(places)), module_depth(m)) for m in plan.modules),
             )
         )
     return tuple(units)
+
+
+def _in_layouts(
+    parameters: Sequence[ShardedParameter], plan: UnitPlan, decisions: Decisions
+) -> tuple[tuple[ShardedParameter, ...], tuple[ShardedParameter, ...], dict[str, ShardedParameter]]:
+    """Parameters of a ragged unit with what their fullest rank holds, its buffers, and the buffer of each."""
+    known = {parameter.name: parameter for parameter in parameters}
+    ranks = decisions.mesh_of(plan).shard
+    pieces: dict[str, int] = {}
+    flats: list[ShardedParameter] = []
+    flat_of: dict[str, ShardedParameter] = {}
+    for layout in (layout for name in plan.layouts for layout in decisions.layouts if layout.name == name):
+        members = [known[entry.parameter] for entry in layout.entries]
+        flat = replace(
+            members[0],
+            name=layout.name,
+            dim=0,
+            shard_elements=layout.shard_elements,
+            num_elements=ranks * layout.shard_elements,
+        )
+        flats.append(flat)
+        flat_of |= {member.name: flat for member in members}
+        pieces |= _pieces_of_fullest(layout, ranks)
+    ragged = tuple(replace(parameter, shard_elements=pieces[parameter.name]) for parameter in parameters)
+    return ragged, tuple(flats), flat_of
+
+
+def _pieces_of_fullest(layout: Layout, ranks: int) -> dict[str, int]:
+    """Elements of each parameter in the shard that has the fewest gaps."""
+    size = layout.shard_elements
+    filled: Counter[int] = Counter()
+    cut: dict[str, Counter[int]] = {}
+    for entry in layout.entries:
+        begin, end = entry.offset_elements, entry.offset_elements + entry.num_elements
+        inside = Counter(
+            {
+                rank: min(end, (rank + 1) * size) - max(begin, rank * size)
+                for rank in range(begin // size, -(-end // size))
+            }
+        )
+        cut[entry.parameter] = inside
+        filled += inside
+    fullest = max(range(ranks), key=lambda rank: (filled[rank], -rank))
+    return {name: inside[fullest] for name, inside in cut.items()}
 
 
 def _modules_above(path: str) -> list[str]:

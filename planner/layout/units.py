@@ -20,6 +20,7 @@ Named = tuple[str, Parameter]
 _Sizes = tuple[tuple[int, Granularity], ...]
 """Elements and granularity of each tensor."""
 _MILLION = 1_000_000
+_MAX_PATH = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class UnitPlanner:
         names: Counter[str] = Counter()
         buffers, given_order = [], 0
         for key, named in members.items():
-            label = f"{unit.modules[0] or '(root)'}/{key.words}"
+            label = f"{_shortened(unit.modules[0]) or '(root)'}/{key.words}"
             solved = self._best_way(key, named)
             given_order += solved.given_order_padding_elements
             for buffer in solved.joint.buffers:
@@ -207,6 +208,11 @@ def _planned(name: str, key: BufferKey, named: Sequence[Named], solved: Buffer) 
         owned=frozenset(name for name in held if is_muon and num_pieces[name] > 1),
         eight_bit=frozenset(name for name, p in parameters if is_eight and is_eight_bit(p.num_elements)),
     )
+
+
+def _shortened(path: str) -> str:
+    """The end of a path too long for a layout's name."""
+    return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"
 
 
 def _with_names(buffer: Buffer, named: Sequence[Named]) -> Buffer:

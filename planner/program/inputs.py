@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from planner.program.choices import Choice
 from planner.program.parts import expanded
+from planner.program.ragged import layouts_of, piece_elements, require_sound_layouts
 from planner.program.sizes import UnitBytes, gradient_bytes, gradient_deliveries, shard_elements, unit_bytes
 from planner.program.step import Activation, Knobs, MicroBatch, PrefetchTargets, Resharding, StepInputs
 from planner.program.units import ROOT, Partition, contains, partition
@@ -27,7 +28,7 @@ from planner.schema import (
 
 OptimizerBytes = Callable[[str, Parameter, int], int]
 """(full name, parameter, elements of the shard) -> bytes of optimizer state."""
-KnownSizes = dict[tuple[tuple[str, ...], int], UnitBytes]
+KnownSizes = dict[tuple[tuple[str, ...], int, tuple[str, ...]], UnitBytes]
 """Sizes of units, by their modules and shard degree."""
 LocalShards = Sequence[tuple[str, Parameter, int]]
 """(full name, parameter, elements of the shard) of the parameters that the optimizer updates."""
@@ -40,9 +41,10 @@ def meshes_of(decisions: Decisions, parts: Partition) -> tuple[MeshPlan, ...]:
 
 
 def local_shards(parts: Partition, meshes: Sequence[MeshPlan], units: Collection[int] | None = None) -> LocalShards:
-    """Shards on rank 0 of every parameter that gets a gradient, in the order of registration.
+    """Shards of every parameter that gets a gradient, in the order of registration.
 
-    Optimizers pass over parameters without one, and make no state for them.
+    They are those of rank 0, the fullest; of ragged buffers those of the rank that is fullest there. Optimizers
+    pass over parameters without a gradient, and make no state for them.
 
     Args:
         parts: the units.
@@ -56,8 +58,15 @@ def local_shards(parts: Partition, meshes: Sequence[MeshPlan], units: Collection
         for name, _ in parts.units[unit].parameters
         if name in stepped
     }
+    pieces = piece_elements(parts, [mesh.shard for mesh in meshes])
     return [
-        (name, parameter, shard_elements(parameter, degrees[name], parts.dims.get(name, 0), name))
+        (
+            name,
+            parameter,
+            pieces[name]
+            if name in pieces
+            else shard_elements(parameter, degrees[name], parts.dims.get(name, 0), name),
+        )
         for name, parameter in parts.model.iter_parameters()
         if name in degrees
     ]
@@ -90,8 +99,12 @@ def step_inputs(
         known: sizes of units, for calls of one model and precision; added to. The root's are never known.
     """
     known = {} if known is None else known
-    keys = [(unit.modules, mesh.shard) for unit, mesh in zip(parts.units, meshes, strict=True)]
-    for unit, key in zip(parts.units, keys, strict=True):
+    layouts = [parts.layouts.get(number, ()) for number in range(len(parts.units))]
+    keys = [
+        (unit.modules, mesh.shard, tuple(layout.name for layout in own))
+        for unit, mesh, own in zip(parts.units, meshes, layouts, strict=True)
+    ]
+    for unit, key, own in zip(parts.units, keys, layouts, strict=True):
         if key not in known or unit.modules == ("",):
             known[key] = unit_bytes(
                 unit,
@@ -100,6 +113,7 @@ def step_inputs(
                 with_gradient=parts.with_gradient,
                 with_zeros=parts.with_zeros,
                 dims=parts.dims,
+                layouts=own,
             )
     sizes = tuple(known[key] for key in keys)
     if decisions:
@@ -145,7 +159,9 @@ def partition_of(model: ModelDescription, decisions: Decisions) -> Partition:
     for name in dims.keys() - known:
         raise InconsistentRequest(f"decisions.shard_dims: {name!r} is no parameter of the model, or a tied copy")
     zeros = _unused(parts) if decisions.runtime.reduce_scatter_unused_params else frozenset[str]()
-    return replace(parts, dims=dims, with_zeros=zeros)
+    planned = layouts_of(decisions)
+    layouts = {number: planned[unit.modules] for number, unit in enumerate(parts.units) if unit.modules in planned}
+    return replace(parts, dims=dims, with_zeros=zeros, layouts=layouts)
 
 
 def _unused(parts: Partition) -> frozenset[str]:
@@ -170,8 +186,6 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
     by_unit = {index[unit.modules[0]]: unit for unit in decisions.units}
     plans = [by_unit[unit] for unit in range(len(parts.units))]
     for path, field_ok in (
-        ("decisions.layouts", not decisions.layouts),
-        ("decisions.units[..].layouts", not any(unit.layouts for unit in plans)),
         ("decisions.units[..].parameter_tier", all(unit.parameter_tier is not StateTier.NVME for unit in plans)),
         ("decisions.units[..].optimizer_tier", all(u.optimizer_tier is u.parameter_tier for u in plans)),
     ):
@@ -179,6 +193,7 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
             raise UnsupportedField(path, "leave it at its default")
     _require_sound_meshes(decisions)
     meshes = meshes_of(decisions, parts)
+    require_sound_layouts(parts, [mesh.shard for mesh in meshes])
     resharding = [
         _resharding(plan.reshard_after_forward, unit, meshes[unit].shard) for unit, plan in enumerate(plans)
     ]

@@ -1,11 +1,11 @@
 """Bytes of a unit on one rank; the letters are those of docs/model.md."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
 from planner.program.units import Partition, Unit, resolve
-from planner.schema import DType, InconsistentRequest, Parameter, Precision
+from planner.schema import DType, InconsistentRequest, Layout, Parameter, Precision
 
 _FLOATING = {dtype for dtype in DType if "float" in dtype}
 
@@ -15,7 +15,7 @@ _AVERAGED = {DType.FLOAT32, DType.BFLOAT16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One parameter of a unit."""
+    """What FSDP2 takes for one parameter of a unit: a parameter, or a ragged buffer of several."""
 
     stored: int
     """Shard in the storage dtype."""
@@ -145,6 +145,7 @@ def unit_bytes(
     with_gradient: Collection[str],
     with_zeros: Collection[str] = (),
     dims: Mapping[str, int] | None = None,
+    layouts: Sequence[Layout] = (),
 ) -> UnitBytes:
     """Sizes of a unit when sharded over `shard` ranks.
 
@@ -155,6 +156,7 @@ def unit_bytes(
         with_gradient: names of parameters that get a gradient.
         with_zeros: names of parameters that are reduced as zeros when they have none.
         dims: dimension that a parameter is sharded on, where that is not the first.
+        layouts: ragged buffers that hold the parameters; none where each is cut evenly.
 
     Raises:
         InconsistentRequest: a parameter does not divide evenly on another dimension than the first.
@@ -162,14 +164,15 @@ def unit_bytes(
     pieces: list[Piece] = []
     reduce_input = sharded_gradients = 0
     casts = apart = divides = False
-    for name, parameter in unit.parameters:
-        dim = (dims or {}).get(name, 0)
-        local = shard_elements(parameter, shard, dim, name)
+    for members, local, dim in _flats(unit, shard, dims or {}, layouts):
+        parameter = members[0][1]
         gather_dtype = gather_dtype_of(parameter, precision)
         reduce_dtype = precision.reduce_dtype or gather_dtype
-        has_gradient, has_zeros = name in with_gradient, name in with_zeros
-        elements = parameter.num_elements if has_gradient else 0
-        zero_elements = parameter.num_elements if has_zeros and not has_gradient else 0
+        elements = sum(one.num_elements for name, one in members if name in with_gradient)
+        has_zeros = any(name in with_zeros for name, _ in members) and not elements
+        zero_elements = 0
+        if has_zeros:
+            zero_elements = shard * local if layouts else parameter.num_elements
         pieces.append(
             Piece(
                 stored=local * parameter.dtype.itemsize_bytes,
@@ -181,6 +184,7 @@ def unit_bytes(
                 dim=dim,
             )
         )
+        has_gradient = any(name in with_gradient for name, _ in members)
         if not (has_gradient or has_zeros):
             continue
         reduce_input += shard * local * reduce_dtype.itemsize_bytes
@@ -203,6 +207,21 @@ def unit_bytes(
         accumulates_apart=apart,
         divides=divides,
     )
+
+
+def _flats(
+    unit: Unit, shard: int, dims: Mapping[str, int], layouts: Sequence[Layout]
+) -> Iterator[tuple[list[tuple[str, Parameter]], int, int]]:
+    """What FSDP2 takes for parameters: (members, elements of a shard, dimension that is sharded)."""
+    if layouts:
+        owned = dict(unit.parameters)
+        for layout in layouts:
+            names = [entry.parameter for entry in layout.entries]
+            yield [(name, owned[name]) for name in names], layout.shard_elements, 0
+        return
+    for name, parameter in unit.parameters:
+        dim = dims.get(name, 0)
+        yield [(name, parameter)], shard_elements(parameter, shard, dim, name), dim
 
 
 def shard_elements(parameter: Parameter, shard: int, dim: int = 0, name: str = "") -> int:

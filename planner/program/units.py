@@ -5,7 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.program.parts import ExpandedBlock
-from planner.schema import LOSS_PATH, OUTPUT_PATH, CallRole, InconsistentRequest, ModelDescription, Parameter
+from planner.schema import (
+    LOSS_PATH,
+    OUTPUT_PATH,
+    CallRole,
+    InconsistentRequest,
+    Layout,
+    ModelDescription,
+    Parameter,
+)
 
 ROOT = 0
 """Index of the root unit: units are numbered in registration order, the root first."""
@@ -50,6 +58,8 @@ class Partition:
     """Of the other trainable ones, those that are reduced as zeros."""
     dims: Mapping[str, int] = field(default_factory=dict)
     """Dimension that a parameter is sharded on, where that is not the first."""
+    layouts: Mapping[int, tuple[Layout, ...]] = field(default_factory=dict)
+    """Ragged buffers of a unit, in the order of its `fully_shard`; units without any are cut evenly."""
 
     @property
     def loss_call(self) -> int | None:

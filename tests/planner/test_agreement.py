@@ -1,5 +1,6 @@
 """Program and replay against the independent checker, on random requests and decisions."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,7 @@ from planner.check import recompute
 from planner.schema import Decisions, InconsistentRequest, PlanRequest
 from planner.simulate import predict
 from tests.planner.random_knobs import random_case, random_nested_case
+from tests.planner.random_layouts import with_layouts
 from tests.planner.random_requests import random_decisions, random_request
 
 Case = Callable[[int], tuple[PlanRequest, Decisions]]
@@ -19,8 +21,17 @@ def _plain(seed: int) -> tuple[PlanRequest, Decisions]:
     return request, random_decisions(request, seed + 1)
 
 
+def _ragged(seed: int) -> tuple[PlanRequest, Decisions]:
+    request, decisions = (random_case if seed % 2 else random_nested_case)(seed)
+    return request, with_layouts(request, decisions, random.Random(seed))
+
+
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.parametrize("case", [_plain, random_case, random_nested_case], ids=["usual", "every knob", "nested"])
+@pytest.mark.parametrize(
+    "case",
+    [_plain, random_case, random_nested_case, _ragged],
+    ids=["usual", "every knob", "nested", "ragged"],
+)
 def test_replay_equals_the_checker(case: Case, block: int) -> None:
     seeds = range(block * SEEDS_PER_TEST, (block + 1) * SEEDS_PER_TEST)
     assert sum(_agrees(*case(seed), seed) for seed in seeds) > SEEDS_PER_TEST // 2

@@ -42,11 +42,6 @@ def size_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
 
 def not_modelled(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
     """What the contract can say and the checker does not compute."""
-    for unit in decisions.units:
-        if unit.layouts:
-            yield f"unit {unit.modules[0]!r}: layouts are not modelled"
-    if decisions.layouts:
-        yield "layouts are not modelled"
     if request.workload.parallelism != Parallelism():
         yield "tensor, pipeline, context and expert parallelism are not modelled"
     if request.workload.compile:

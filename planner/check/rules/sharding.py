@@ -114,8 +114,9 @@ def unused_problems(
         return
     used = set(first_uses(model, calls))
     for unit in units:
-        cast = [p for p in unit.parameters if p.requires_grad and p.reduced is not p.gathered]
-        unused = [p.name for p in cast if p.name not in used]
+        cast = [flat for flat in unit.flats if flat.requires_grad and flat.reduced is not flat.gathered]
+        with_gradient = {unit.flat_of[p.name].name for p in unit.parameters if p.name in used}
+        unused = [flat.name for flat in cast if flat.name not in with_gradient]
         if unused and len(unused) < len(cast):
             yield (
                 f"{unit.title}: {unused[0]!r} gets no gradient, and reduce_scatter_unused_params would reduce its "

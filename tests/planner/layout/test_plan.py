@@ -209,6 +209,17 @@ def test_owners_of_cut_matrices() -> None:
     assert owners.longest_first_flops == owners.solved.largest_work
 
 
+def test_matrices_go_where_most_of_them_is() -> None:
+    """8 x 8 and 4 x 8 on two ranks of 48: the first rank has 48 of 64, the second 16 and all 32 of the other."""
+    found = planned(
+        tiny_model(1, block=CallSpec(shapes=((8, 8), (4, 8)), full_saved=0)), 2, optimizer=OptimizerName.MUON
+    )
+    assert found.owners is not None
+    assert found.owners.names == ("layers.0.w0",)
+    assert found.owners.solved.owners == (0,)
+    assert [load.gathered_bytes for load in found.owners.loads] == [2 * 16, 0]
+
+
 def test_a_whole_matrix_that_is_declared_is_never_cut() -> None:
     found = planned(block((8, 8), (8,)), 4, atom=WholeAtom())
     assert found.layouts[1].shard_elements >= 64

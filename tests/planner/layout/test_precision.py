@@ -35,6 +35,13 @@ def test_blocks_of_4096_keep_every_piece_in_8_bits_where_they_cost_little() -> N
     assert found.notes == ()
 
 
+def test_what_the_larger_blocks_are_for() -> None:
+    """Five and seven blocks of 4,096 on eight ranks: by 256, a piece of 2,048 has float32 state."""
+    shapes = ((5, 4096), (7, 4096))
+    assert "8 bits: 1;" in planned(*shapes, ranks=8).notes[0]
+    assert planned(*shapes, ranks=8, accepted_ppm=400_000).notes == ()
+
+
 def test_smaller_blocks_are_taken_and_explained_where_the_others_cost_too_much() -> None:
     """10 x 4096 on 64 ranks by 4,096 would leave 54 ranks empty; by 256 each holds 768 and state is float32."""
     found = planned((10, 4096), ranks=64, accepted_ppm=250_000)

@@ -1,0 +1,121 @@
+"""Ragged buffers: what FSDP2 takes for the parameters of a unit, and what one rank has of the real ones."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from planner.program.units import Partition
+from planner.schema import Decisions, InconsistentRequest, Layout, Parameter
+
+
+def layouts_of(decisions: Decisions) -> dict[tuple[str, ...], tuple[Layout, ...]]:
+    """Layouts by the modules of the unit that they are planned for; units that are cut evenly are left out.
+
+    Raises:
+        InconsistentRequest: a layout that there is not, or that no unit or several have.
+    """
+    known = {layout.name: layout for layout in decisions.layouts}
+    if len(known) < len(decisions.layouts):
+        raise InconsistentRequest("decisions.layouts: two layouts have one name")
+    used = [name for unit in decisions.units for name in unit.layouts]
+    for name in used:
+        if name not in known:
+            raise InconsistentRequest(f"decisions.units[..].layouts: there is no layout {name!r}")
+    for name in known:
+        if used.count(name) != 1:
+            raise InconsistentRequest(
+                f"decisions.layouts: {name!r} is the layout of {used.count(name)} units; each belongs to one"
+            )
+    return {unit.modules: tuple(known[name] for name in unit.layouts) for unit in decisions.units if unit.layouts}
+
+
+def require_sound_layouts(parts: Partition, shards: Sequence[int]) -> None:
+    """Refuse layouts that do not hold exactly the parameters of their unit, each buffer of one kind.
+
+    Args:
+        parts: the units, with their layouts.
+        shards: shard degree of each unit.
+
+    Raises:
+        InconsistentRequest: for the first that does not.
+    """
+    for unit, layouts in parts.layouts.items():
+        owned = dict(parts.units[unit].parameters)
+        title = parts.units[unit].name
+        placed = [entry.parameter for layout in layouts for entry in layout.entries]
+        if sorted(placed) != sorted(owned):
+            other = next(iter({*placed} ^ {*owned}), "one of them")
+            raise InconsistentRequest(
+                f"decisions.units[..].layouts of {title!r} must hold each parameter of the unit once; {other!r} is "
+                "missing, there twice, or of another unit"
+            )
+        for layout in layouts:
+            _require_sound(layout, owned, shards[unit])
+        if dims := sorted(owned.keys() & parts.dims.keys()):
+            raise InconsistentRequest(
+                f"decisions.shard_dims: {dims[0]!r} lies in a layout, whose buffer is sharded on its only dimension"
+            )
+
+
+def _require_sound(layout: Layout, owned: Mapping[str, Parameter], shard: int) -> None:
+    where = f"decisions.layouts[{layout.name!r}]"
+    members = [owned[entry.parameter] for entry in layout.entries]
+    if not members:
+        raise InconsistentRequest(f"{where}: no parameter lies in it; leave it out")
+    if len({(parameter.dtype, parameter.requires_grad) for parameter in members}) > 1:
+        raise InconsistentRequest(f"{where}: its parameters differ in dtype or requires_grad; split it")
+    if layout.dtype != members[0].dtype:
+        raise InconsistentRequest(f"{where}.dtype is {layout.dtype}, but its parameters are {members[0].dtype}")
+    end = 0
+    for entry in sorted(layout.entries, key=lambda entry: entry.offset_elements):
+        if entry.num_elements != owned[entry.parameter].num_elements:
+            raise InconsistentRequest(
+                f"{where}: {entry.parameter!r} has {owned[entry.parameter].num_elements} elements, not "
+                f"{entry.num_elements}"
+            )
+        if entry.offset_elements < end:
+            raise InconsistentRequest(f"{where}: {entry.parameter!r} overlaps the parameter before it")
+        end = entry.offset_elements + entry.num_elements
+    if end > shard * layout.shard_elements:
+        raise InconsistentRequest(
+            f"{where} ends at element {end}, but {shard} shards of {layout.shard_elements} hold "
+            f"{shard * layout.shard_elements}"
+        )
+
+
+def piece_elements(parts: Partition, shards: Sequence[int]) -> dict[str, int]:
+    """Elements that the fullest rank has of each parameter that lies in a layout; each buffer has its own."""
+    return {
+        name: elements
+        for unit, layouts in parts.layouts.items()
+        for layout in layouts
+        for name, elements in zip(
+            (entry.parameter for entry in layout.entries),
+            _fullest(
+                tuple((entry.offset_elements, entry.num_elements) for entry in layout.entries),
+                layout.shard_elements,
+                shards[unit],
+            ),
+            strict=True,
+        )
+    }
+
+
+@lru_cache(maxsize=4096)
+def _fullest(places: tuple[tuple[int, int], ...], shard_elements: int, num_ranks: int) -> tuple[int, ...]:
+    """Elements of each place on the rank that holds the most; the first of equals."""
+    held = [0] * num_ranks
+    for place in places:
+        for rank, elements in _overlaps(place, shard_elements):
+            held[rank] += elements
+    fullest = held.index(max(held))
+    return tuple(dict(_overlaps(place, shard_elements)).get(fullest, 0) for place in places)
+
+
+def _overlaps(place: tuple[int, int], shard_elements: int) -> Iterator[tuple[int, int]]:
+    """Ranks that hold a part of a place, and how much."""
+    start, num_elements = place
+    while num_elements:
+        rank = start // shard_elements
+        elements = min(num_elements, (rank + 1) * shard_elements - start)
+        yield rank, elements
+        start, num_elements = start + elements, num_elements - elements
