@@ -231,9 +231,17 @@ def _renumbered(order: list[_Run]) -> Outline:
 
 
 def without(operations: Sequence[OutlineOperation], dropped: set[int]) -> Outline:
-    """An outline without some operations (indices) that wait for nothing and that nothing waits for."""
-    kept = [_Run(operation, [index]) for index, operation in enumerate(operations) if index not in dropped]
-    return _renumbered(kept)
+    """An outline without some operations (indices) that wait for nothing.
+
+    What waits for one of them then waits for the operation before it on its stream.
+    """
+    kept: list[_Run] = []
+    for index, operation in enumerate(operations):
+        if index not in dropped:
+            kept.append(_Run(operation, [index]))
+        elif (before := _last(kept, operation.stream)) is not None:
+            before.members.append(index)
+    return normalised(_renumbered(kept))
 
 
 def _joined(run: OutlineOperation, more: OutlineOperation) -> OutlineOperation:

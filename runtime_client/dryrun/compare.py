@@ -196,9 +196,8 @@ def _size(operations: Sequence[OutlineOperation]) -> int:
 
 
 def _gradient_sums(ours: _Side, recorded: Outline) -> set[int]:
-    """Single kernels of the root in backward that only the recording has, and that no edge touches."""
+    """Single kernels of the root in backward that only the recording has, and that wait for nothing."""
     indices = [index for index, operation in enumerate(recorded) if operation.stream is Stream.COMPUTE]
-    waited = {wait for operation in recorded for wait in operation.waits}
     matcher = SequenceMatcher(
         a=[_like(operation) for operation in ours.operations if operation.stream is Stream.COMPUTE],
         b=[_like(recorded[index]) for index in indices],
@@ -210,7 +209,7 @@ def _gradient_sums(ours: _Side, recorded: Outline) -> set[int]:
         for index in indices[first:last]
         if tag in ("insert", "replace")
     ]
-    return {index for index in added if _is_gradient_sum(recorded[index]) and index not in waited}
+    return {index for index in added if _is_gradient_sum(recorded[index])}
 
 
 def _is_gradient_sum(operation: OutlineOperation) -> bool:

@@ -167,11 +167,11 @@ def test_sound_plans_on_other_meshes_pass(replicate: int, num_micro_batches: int
         ("decisions.units.0.parameter_tier", StateTier.NVME, "tier nvme is not modelled"),
         ("decisions.units.0.optimizer_tier", StateTier.NVME, "tier nvme is not modelled"),
         ("decisions.units.0.optimizer_tier", StateTier.HOST, "optimizer_tier host with parameter_tier device"),
-        ("decisions.units.0.layouts", ("ragged",), "layouts are not modelled"),
+        ("decisions.units.0.layouts", ("ragged",), "layout 'ragged' is listed 0 times and 1 units have it"),
         (
             "decisions.layouts",
             (Layout(name="ragged", dtype=DType.FLOAT32, shard_elements=1, entries=()),),
-            "layouts are not modelled",
+            "layout 'ragged' is listed 1 times and 0 units have it",
         ),
         (
             "decisions.activations",
