@@ -15,7 +15,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from random import Random
@@ -65,22 +66,30 @@ def smallest_shard(problem: LayoutProblem, *, every_place: bool = False) -> int:
     shard = problem.alignment_elements
     while True:
         edges = problem.edges(shard)
-        if edges[-1] >= problem.num_elements and any(_fits(order, 0, edges, every_place) for order in orders):
-            return shard
+        if edges[-1] >= problem.num_elements:
+            fits = _placing(edges, every_place=every_place)
+            if any(fits(order, 0) for order in orders):
+                return shard
         shard += problem.alignment_elements
 
 
-def _fits(order: Sequence[tuple[int, int]], cursor: int, edges: Sequence[int], every_place: bool) -> bool:
-    if not order:
-        return True
-    (elements, atom), rest = order[0], order[1:]
-    for start in range(cursor, edges[-1] - elements + 1):
-        if all((edge - start) % atom == 0 for edge in edges if start < edge < start + elements):
-            if _fits(rest, start + elements, edges, every_place):
-                return True
-            if not every_place:
-                return False
-    return False
+def _placing(edges: Sequence[int], *, every_place: bool) -> Callable[[tuple[tuple[int, int], ...], int], bool]:
+    """Whether tensors fit one after the other from a place on; answers for the same rest of an order are kept."""
+
+    @cache
+    def fits(order: tuple[tuple[int, int], ...], cursor: int) -> bool:
+        if not order:
+            return True
+        (elements, atom), rest = order[0], order[1:]
+        for start in range(cursor, edges[-1] - elements + 1):
+            if all((edge - start) % atom == 0 for edge in edges if start < edge < start + elements):
+                if fits(rest, start + elements):
+                    return True
+                if not every_place:
+                    return False
+        return False
+
+    return fits
 
 
 def differences(seed: int) -> Iterator[str]:

@@ -47,7 +47,7 @@ class Grid:
             if cursor + num_elements <= edge:
                 return cursor
             start = cursor + (edge - cursor) % atom
-            if start < edge and start + num_elements <= ends[rank + 1]:
+            if start + num_elements <= ends[rank + 1]:
                 return start
             cursor = edge
         return -1

@@ -122,18 +122,15 @@ class _Search:
         for group in groups:
             for target in targets(groups, self._problem.max_buffers):
                 if target != group.buffer:
-                    room = buffers[target].padding_elements if target in buffers else 0
-                    for count in self._counts(group, buffers[group.buffer], room):
+                    for count in self._counts(group, buffers[group.buffer]):
                         yield divided(groups, group, target, count)
         yield from exchanges(groups)
 
-    def _counts(self, group: Group, source: Buffer, room: int) -> list[int]:
-        """How many of a group to move: as there is room for, or so that the own shards become an atom smaller."""
+    def _counts(self, group: Group, source: Buffer) -> list[int]:
+        """How many of a group to move so that the shards of what they leave can be an atom smaller."""
         elements = self._families[group.family][0].num_elements
-        counts = {room // elements}
-        for atom in {tensor.atom_elements for tensor in source.problem.tensors}:
-            shard = source.layout.shard_elements - atom
-            counts.add(-(-(source.problem.num_elements - self._num_ranks * shard) // elements))
+        shards = {source.layout.shard_elements - tensor.atom_elements for tensor in source.problem.tensors}
+        counts = {-(-(source.problem.num_elements - self._num_ranks * shard) // elements) for shard in shards}
         return sorted(count for count in counts if 0 < count < group.num_tensors)
 
     def _cost(self, groups: Grouping) -> _Cost:

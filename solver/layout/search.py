@@ -157,6 +157,6 @@ class _Search:
             self._lower = self._sizes.next_open(self._lower + 1)
 
     def _found(self, shard: int, offsets: Offsets | None) -> bool:
-        if offsets is not None and shard <= self._shard:
+        if offsets is not None:
             self._shard, self._offsets = shard, offsets
         return offsets is not None
