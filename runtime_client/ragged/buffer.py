@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from runtime_client.ragged import private
+from runtime_client.ragged.errors import FrozenBuffer
 from runtime_client.ragged.gradient import GradientPlan, Place, PlannedGradient
 from runtime_client.ragged.tensor import RaggedTensor, Spread, slice_like
 
@@ -36,6 +37,16 @@ class Slot:
     def shown(self) -> list[nn.Parameter]:
         """What is registered now, by each owner."""
         return [cast(nn.Parameter, module._parameters[attribute]) for module, attribute in self.owners]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What this rank has of a parameter: elements `start .. end - 1` of its shard."""
+
+    spread: Spread
+    start: int
+    end: int
+    shape: tuple[int, ...]
 
 
 class FlatHolder(nn.Module):
@@ -71,8 +82,8 @@ class PlannedBuffer:
     """The parameters of one layout, as one flat parameter `(ranks * shard_elements,)` with even shards.
 
     While the unit is sharded its modules show pieces: `RaggedTensor`s with the original names and shapes, whose
-    local tensors are views of the flat shard. While it is gathered they show leaves: views of
-    the gathered buffer, whose gradients autograd accumulates one by one.
+    local tensors are views of the flat shard. While it is gathered they show leaves: views of the gathered buffer,
+    whose gradients autograd accumulates one by one.
     """
 
     def __init__(self, name: str, slots: Sequence[Slot], *, shard_elements: int, num_ranks: int) -> None:
@@ -85,6 +96,7 @@ class PlannedBuffer:
         """Of each slot, once sharded."""
         self.unsharded: nn.Parameter | None = None
         """The gathered buffer as FSDP2 made it, once it has been gathered; its storage comes and goes."""
+        self._parts: list[_Part] = []
         self._leaves: list[nn.Parameter] = []
         self._with_gradient: set[int] = set()
         self._group: Any = None
@@ -98,6 +110,7 @@ class PlannedBuffer:
     def attach(self, unit: nn.Module) -> None:
         """Take over the names, once `fully_shard` has sharded the flat parameter as one of `unit`."""
         sharded = self.holder.flat
+        self._parts = [self._part(slot, cast(DTensor, sharded).device_mesh) for slot in self.slots]
         self._group, self.fsdp_param = private.fsdp_param_of(unit, sharded)
         private.name_in_errors(self.fsdp_param, f"{self.name} ({', '.join(slot.name for slot in self.slots)})")
         self.pieces = [
@@ -119,20 +132,19 @@ class PlannedBuffer:
 
     def _cut(self, index: int, flat: DTensor) -> RaggedTensor:
         """What this rank's shard of a flat tensor has of one parameter, as a view."""
-        slot = self.slots[index]
-        spread = self._spread(slot.place, flat.device_mesh)
+        part = self._parts[index]
         local = private.local_of(flat).detach()
-        if spread.num_local:
-            start = max(slot.place.offset - spread.rank * self.shard_elements, 0)
-            view = local[start : start + spread.num_local]
-        else:
-            view = local.new_empty(0)
-        return RaggedTensor(view.view(spread.local_shape(slot.shape)), spread, slot.shape)
+        view = local[part.start : part.end] if part.end > part.start else local.new_empty(0)
+        return RaggedTensor(view.view(part.shape), part.spread, self.slots[index].shape)
 
-    def _spread(self, place: Place, mesh: DeviceMesh) -> Spread:
+    def _part(self, slot: Slot, mesh: DeviceMesh) -> "_Part":
+        place = slot.place
         lows = range(0, self.num_elements, self.shard_elements)
         ends = ((low, low + self.shard_elements) for low in lows)
-        return Spread(mesh, tuple(max(0, min(place.end, high) - max(place.offset, low)) for low, high in ends))
+        sizes = tuple(max(0, min(place.end, high) - max(place.offset, low)) for low, high in ends)
+        spread = Spread(mesh, sizes)
+        start = max(place.offset - spread.rank * self.shard_elements, 0)
+        return _Part(spread=spread, start=start, end=start + spread.num_local, shape=spread.local_shape(slot.shape))
 
     def _on_set(self, flat: nn.Parameter) -> None:
         if isinstance(flat, DTensor):  # the shard, or that of partial resharding
@@ -141,10 +153,18 @@ class PlannedBuffer:
         if flat is not self.unsharded:
             self.unsharded = flat
             self._leaves = [self._leaf(index, flat) for index in range(len(self.slots))]
-        for leaf, piece in zip(self._leaves, self.pieces, strict=True):
+        for slot, leaf, piece in zip(self.slots, self._leaves, self.pieces, strict=True):
             if leaf.requires_grad != piece.requires_grad:
+                self._refuse_thawing(slot, piece)
                 leaf.requires_grad_(piece.requires_grad)
         self._show(self._leaves)
+
+    def _refuse_thawing(self, slot: Slot, piece: nn.Parameter) -> None:
+        if piece.requires_grad and not self._sharded().requires_grad:
+            raise FrozenBuffer(
+                f"parameter {slot.name!r} was frozen when the plan was applied, as is its buffer {self.name!r}. "
+                "Plan again with the parameter trainable."
+            )
 
     def _show(self, parameters: list[nn.Parameter]) -> None:
         for slot, parameter in zip(self.slots, parameters, strict=True):
@@ -184,6 +204,7 @@ class PlannedBuffer:
             if piece.grad is None:
                 piece.grad = gradient
             else:
+                private.wait_for_offload(self.fsdp_param)
                 private.local_of(piece.grad).add_(private.local_of(gradient))
             for hook in private.post_accumulate_grad_hooks(piece):
                 hook(piece)

@@ -1,5 +1,6 @@
-"""Why a ragged layout cannot be applied."""
+"""Why a ragged layout cannot be applied, or used."""
 
+from planner.schema.errors import ShardwrightError
 from runtime_client.errors import ApplyError
 
 
@@ -19,3 +20,9 @@ class UnequalRanks(ApplyError):
     """A layout needs more of some ranks than of others, which FSDP2's even chunks cannot hold."""
 
     code = "unequal_ranks"
+
+
+class FrozenBuffer(ShardwrightError):
+    """A parameter was made trainable whose buffer was planned as frozen, so nothing would reduce its gradient."""
+
+    code = "frozen_buffer"

@@ -63,7 +63,11 @@ def make_dtensor(
     size = torch.Size(shape)
     strides = tuple(prod(size[dim + 1 :]) for dim in range(len(size)))
     spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(size, strides, local.dtype))
-    return cast(AnyDTensor, DTensor.__new__(cls, local, spec, requires_grad=False))
+    # a storage offset would become that of the DTensor, which has no storage to count it in
+    start = local.new_empty(0) if local.storage_offset() else local
+    made = cast(AnyDTensor, DTensor.__new__(cls, start, spec, requires_grad=False))
+    made._local_tensor = local
+    return made
 
 
 def part_of_norm(order: float) -> Placement:
@@ -114,6 +118,12 @@ def name_in_errors(fsdp_param: Any, name: str) -> None:  # noqa: ANN401
 def reduces_unused(group: Any) -> bool:  # noqa: ANN401
     """Whether parameters without a gradient are reduced as zeros (`set_reduce_scatter_unused_params`)."""
     return bool(getattr(group, "reduce_scatter_unused_params", False))
+
+
+def wait_for_offload(fsdp_param: Any) -> None:  # noqa: ANN401
+    """Let the host wait until a reduced gradient on its way to host memory has arrived (torch 2.11)."""
+    if fsdp_param.grad_offload_event is not None:
+        fsdp_param.grad_offload_event.synchronize()
 
 
 def free_by(fsdp_param: Any, free: Callable[[], None]) -> Callable[[], None]:  # noqa: ANN401

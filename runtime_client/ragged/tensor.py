@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, prod
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
@@ -31,6 +32,8 @@ _OTHERS = {
     aten.zero_.default,
 }
 """Operations that work element by element and are not tagged as such."""
+_FUSED = {"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"}
+_RANDOM = {aten.normal_.default, aten.uniform_.default}
 _NORMS = {aten.linalg_vector_norm.default, aten.norm.Scalar}
 
 
@@ -70,8 +73,8 @@ class RaggedTensor(DTensor):
     To other code it is a DTensor, sharded on dimension 0 but unevenly. It can do what optimizers and clipping ask
     of a parameter, a gradient or a state: operations element by element, also in lists together with other
     DTensors, and norms, which come out as those of a DTensor do: as parts to be reduced (`.full_tensor()`). `copy_`
-    takes whole tensors and other shardings too. torch's distributed checkpoints write and read it, in boxes of the
-    whole. All else is refused.
+    takes whole tensors and other shardings too. Random fills are those of the whole tensor, if all ranks have the
+    same seed. torch's distributed checkpoints write and read it, in boxes of the whole. All else is refused.
     """
 
     spread: Spread
@@ -94,6 +97,9 @@ class RaggedTensor(DTensor):
         return (
             f"RaggedTensor({tuple(self.shape)}, {self.spread.sizes} elements by rank, local {self._local_tensor})"
         )
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[type["RaggedTensor"], tuple[Tensor, Spread, torch.Size]]:
+        return RaggedTensor, (self._local_tensor, self.spread, self.shape)
 
     def to_local(self, **_: object) -> Tensor:
         """What this rank holds: whole rows where every rank has such, else one dimension."""
@@ -161,11 +167,15 @@ class RaggedTensor(DTensor):
         name = func._schema.name.removeprefix("aten::")
         if func is aten.copy_.default:
             return _copy(args[0], args[1])
+        if func is aten.new_empty.default and tuple(args[1]) == tuple(args[0].shape):  # asynchronous checkpoints
+            return _elementwise(aten.empty_like.default, args[:1], kwargs)
+        if func in _RANDOM:
+            return _fill_randomly(func, args, kwargs)
         if func in _NORMS:
             return _norm(func, args, kwargs)
         if name == "_foreach_norm":
             return [aten.linalg_vector_norm.default(x, *args[1:2], **kwargs) for x in args[0]]
-        if name.startswith(("_foreach_", "_fused_")):
+        if name.startswith("_foreach_") or name in _FUSED:
             return _in_lists(func, args, kwargs)
         if torch.Tag.pointwise in func.tags or func in _OTHERS:
             return _elementwise(func, args, kwargs)
@@ -225,7 +235,19 @@ def _in_lists(func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
     result = func(*tree_map(_local, args), **tree_map(_local, kwargs))
     if _writes(func) or result is None:
         return result
+    if any(made.shape != _local(like).shape for made, like in zip(result, args[0], strict=True)):
+        raise NotImplementedError(f"{func} of ragged tensors, whose elements lie on several ranks")
     return [_wrap_like(made, like) for made, like in zip(result, args[0], strict=True)]
+
+
+def _fill_randomly(func: Any, args: Any, kwargs: Any) -> RaggedTensor:  # noqa: ANN401
+    """Fill the whole as an unsharded run would, and keep the own part; copies of other mesh dimensions agree."""
+    target, *rest = args
+    whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+    _copy(target, func(whole, *rest, **kwargs))
+    for dim in range(target.device_mesh.ndim - 1):
+        dist.broadcast(target._local_tensor, group=target.device_mesh.get_group(dim), group_src=0)
+    return cast(RaggedTensor, target)
 
 
 def _wrap_like(local: Tensor, like: Tensor) -> Tensor:

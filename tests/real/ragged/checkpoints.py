@@ -1,9 +1,9 @@
 """One rank: save a ragged model, or load a checkpoint another way, and print what was found as JSON lines.
 
 `save DIR`: train with ragged shards, save `DIR/first`, and leave the whole tensors in `DIR/expected.pt`.
-`crash DIR RANKS`: load `first`, train on, and die (kill -9 on these ranks, comma separated) inside the next save.
-`load DIR HOW`: load the latest checkpoint in DIR as `even`, `ragged`, `plain` or `stock` (plain FSDP2, torch's own
-functions only) and compare.
+`crash DIR RANKS`: load `first`, train on, and die (kill -9 on these ranks, comma separated) within the next save.
+`load DIR HOW..`: load the latest checkpoint in DIR as `even`, `ragged`, `plain` or `stock` (plain FSDP2 and torch
+alone) and compare; several one after another.
 """
 
 import json
@@ -152,7 +152,8 @@ def main() -> None:
         case "crash":
             crash(Path(directory), {int(rank) for rank in rest[0].split(",")})
         case "load":
-            load(Path(directory), rest[0])
+            for how in rest:
+                load(Path(directory), how)
     dist.barrier()
     return None
 

@@ -1,9 +1,11 @@
 """One rank: what a user sees of a ragged model between steps; prints the name of each check that held."""
 
+import io
 import sys
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.optim import SGD, AdamW
 
 from runtime_client.apply import AppliedPlan, apply_decisions
 from runtime_client.fingerprint import fingerprint
+from runtime_client.ragged.errors import FrozenBuffer
 from tests.real.llama import Llama, seeded_llama
 from tests.runtime_client.plans import decisions, unit
 from tests.runtime_client.ragged.layouts import one, rows, with_layouts
@@ -118,6 +121,16 @@ def load_by_assignment() -> None:
     trains(model)
 
 
+def torch_save() -> None:
+    """Each rank its own, for the same ranks and layout."""
+    model, other = sharded().model, sharded(random(build(), 1)).model
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=False))
+    assert equal(gathered(other), gathered(model))
+
+
 def full_state_dict() -> None:
     model = sharded().model
     options = StateDictOptions(full_state_dict=True)
@@ -135,6 +148,21 @@ def meta_device() -> None:
     applied.model.to_empty(device="cpu")
     applied.model.load_state_dict(build().state_dict())
     assert equal(gathered(applied.model), gathered(sharded().model))
+    trains(applied.model)
+
+
+def initialised_when_sharded() -> None:
+    """On the meta device first; the same seed gives the weights of an unsharded model."""
+    with torch.device("meta"):
+        model = build()
+    applied, twin = sharded(model), build()
+    applied.model.to_empty(device="cpu")
+    for which in (applied.model, twin):
+        torch.manual_seed(5)
+        for module in which.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+    assert equal(gathered(applied.model), {name: value.detach() for name, value in twin.named_parameters()})
     trains(applied.model)
 
 
@@ -163,6 +191,22 @@ def freezing_later() -> None:
     assert all(p.grad is not None for p in model.parameters() if p is not frozen)
 
 
+def thawing_later() -> None:
+    """Refused; freezing a trainable one and thawing it again is not."""
+    model = build()
+    model.norm.requires_grad_(False)
+    model = sharded(model).model
+    model.norm.weight.requires_grad_(True)
+    with pytest.raises(FrozenBuffer, match=r"'norm\.weight' was frozen when the plan was applied"):
+        loss(model)
+    model = sharded().model
+    weight = model.layers[0].attention.q.weight
+    for requires_grad in (False, True):
+        weight.requires_grad_(requires_grad)
+        loss(model).backward()
+        assert (weight.grad is not None) is requires_grad
+
+
 def optimizer_in_backward() -> None:
     model, twin = sharded().model, build()
     for parameter in model.parameters():
@@ -182,23 +226,14 @@ def step(parameter: Tensor, optimizer: SGD) -> None:
 
 
 def errors() -> None:
-    model = sharded().model
-    weight = model.layers[0].attention.q.weight
-    try:
+    weight = sharded().model.layers[0].attention.q.weight
+    with pytest.raises(NotImplementedError, match=r"ragged tensor of shape \(32, 32\)"):
         weight @ weight
-    except NotImplementedError as error:
-        assert "ragged tensor of shape (32, 32)" in str(error)
-    else:
-        raise AssertionError("a product of pieces")
     with torch.device("meta"):
         model = build()
     applied = sharded(model)
-    try:
+    with pytest.raises(RuntimeError, match=r"meta device: \['buffer 2 \(embedding.weight, norm.weight\)'\]"):
         loss(applied.model)
-    except RuntimeError as error:
-        assert "buffer 2 (embedding.weight, norm.weight)" in str(error)
-    else:
-        raise AssertionError("trained on the meta device")
 
 
 def evaluation() -> None:
@@ -238,11 +273,14 @@ CHECKS: tuple[Callable[[], None], ...] = (
     load_another_layout,
     load_even_shards,
     load_by_assignment,
+    torch_save,
     full_state_dict,
     meta_device,
+    initialised_when_sharded,
     another_element_type,
     moved_nowhere,
     freezing_later,
+    thawing_later,
     optimizer_in_backward,
     errors,
     evaluation,

@@ -1,12 +1,13 @@
 """One rank: train ragged models by Muon and 8-bit Adam, next to whole copies, and print how they differ.
 
 The whole copies are updated twice: by the same gradients as the shards, and by those that a single process computes
-from the batches of all ranks.
+from the batches of all ranks. A case is `name`, or `name=PATH` for the decisions in a file.
 """
 
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
+from planner.schema import Decisions
 from runtime_client.apply import apply_decisions
 from runtime_client.ragged import deterministic_reduction
 from runtime_client.ragged.optimizers import Adam8bit, Muon
@@ -51,15 +53,17 @@ def build() -> nn.Module:
 def main() -> None:
     dist.init_process_group("gloo")
     for name in sys.argv[1:]:
-        found = compare(*CASES[name])
+        case, _, path = name.partition("=")
+        make, atom = CASES[case]
+        made = with_layouts(build(), decisions(UNITS, shard=dist.get_world_size()), atom=atom, spare=256)
+        found = compare(make, Decisions.model_validate_json(Path(path).read_text()) if path else made)
         if dist.get_rank() == 0:
             print(json.dumps({"case": name, "ranks": dist.get_world_size(), **found}), flush=True)
     dist.barrier()
 
 
-def compare(make: Callable[[nn.Module], list[Optimizer]], atom: Callable) -> dict[str, object]:
+def compare(make: Callable[[nn.Module], list[Optimizer]], made: Decisions) -> dict[str, object]:
     num_ranks = dist.get_world_size()
-    made = with_layouts(build(), decisions(UNITS, shard=num_ranks), atom=atom, spare=256)
     model, given, alone = build(), build(), build()
     apply_decisions(model, made, init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("shard",)))
     deterministic_reduction(model)

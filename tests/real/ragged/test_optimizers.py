@@ -11,14 +11,15 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 SINGLE_PROCESS_TOLERANCE = {"muon": 5e-3, "adam8bit": 5e-3}
 """Largest difference of a parameter after five steps against one process that averages the losses of all ranks:
-gradients then differ in rounding, which Newton-Schulz in bfloat16 and 8-bit codes make larger. Parameters move by up
-to 0.05."""
+gradients then differ in rounding, which Newton-Schulz in bfloat16 and 8-bit codes make larger. Parameters move by
+up to 0.05."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     script = ROOT / "tests/real/ragged/optimize.py"
-    output = run_ranks(script, 3, ("muon", "adam8bit"), timeout_s=120, log_dir=tmp_path_factory.mktemp("ranks"))[0]
+    log_dir = tmp_path_factory.mktemp("ranks")
+    output = run_ranks(script, 3, ("muon", "adam8bit"), timeout_s=120, log_dir=log_dir)[0]
     found = [json.loads(line) for line in output.stdout.splitlines()]
     return {result["case"]: result for result in found}
 

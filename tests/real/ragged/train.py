@@ -102,6 +102,14 @@ CASES: dict[str, Case] = {
         units=(unit("layers.0.attention"), unit("layers.0.feed_forward"), unit("layers.1"), ROOT),
         knobs={"activations": checkpointed(*LAYERS)},
     ),
+    "activation offload": Case(knobs={"activations": tuple({"module": m, "policy": "offload"} for m in LAYERS)}),
+    "selective": Case(
+        knobs={
+            "activations": tuple(
+                {"module": m, "policy": "selective", "saved_ops": ("aten.mm.default",)} for m in LAYERS
+            )
+        }
+    ),
     "bfloat16 checkpoint": Case(knobs=BFLOAT16 | {"activations": checkpointed("layers.1")}),
     "accumulation": Case(micro_batches=2),
     "no sync": Case(micro_batches=2, knobs={"runtime": {"gradient_sync": "last_micro_batch"}}),
@@ -133,6 +141,17 @@ CASES: dict[str, Case] = {
     "aliased": Case(apply={"alias_gathers": True}),
     "aliased bfloat16": Case(
         knobs=BFLOAT16 | {"activations": checkpointed("layers.1")}, apply={"alias_gathers": True}, micro_batches=2
+    ),
+    "aliased prefetch": Case(
+        units=(
+            unit("layers.0", forward_prefetch=("layers.1",)),
+            unit("layers.1", backward_prefetch=("layers.0",)),
+            ROOT,
+        ),
+        apply={"alias_gathers": True},
+    ),
+    "aliased reshard to two": Case(
+        units=(unit("layers.0", reshard_after_forward=2), unit("layers.1"), ROOT), apply={"alias_gathers": True}
     ),
     "hybrid": Case(replicate=2),
     "hybrid all-reduce last": Case(

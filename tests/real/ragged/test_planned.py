@@ -1,0 +1,50 @@
+"""Layouts that the planner makes for 8-bit Adam, carried out on ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.layout.plan import plan_layouts
+from planner.layout.planned import LayoutOptions
+from planner.schema import Decisions, OptimizerGroup, OptimizerName, Workload
+from runtime_client.apply.units import resolve_units
+from runtime_client.describe import TrainingExample, describe, token_inputs
+from tests.real.launch import ROOT, run_ranks
+from tests.real.ragged.optimize import UNITS, build
+from tests.runtime_client.plans import decisions
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+def planned(num_ranks: int) -> Decisions:
+    def example() -> TrainingExample:
+        return TrainingExample(model=build(), inputs=token_inputs)
+
+    model = describe(example, name="llama", micro_batch=2, sequence=8, param_dtype=None)
+    workload = Workload(
+        micro_batch=2,
+        sequence=8,
+        global_batch=2 * num_ranks,
+        optimizer_groups=(OptimizerGroup(optimizer=OptimizerName.ADAMW_8BIT),),
+    )
+    blocks = [unit.modules for unit in UNITS if unit.modules != ("",)]
+    found = plan_layouts(model, workload, blocks, LayoutOptions(shard_degrees=(num_ranks,)))
+    even = decisions(UNITS, shard=num_ranks)
+    units = []
+    for unit in resolve_units(build(), even):
+        own = {name for name, _ in unit.parameters}
+        names = tuple(x.name for x in found.layouts if {entry.parameter for entry in x.entries} <= own)
+        units.append(unit.plan.model_copy(update={"layouts": names}))
+    return even.model_copy(update={"units": tuple(units), "layouts": found.layouts})
+
+
+def test_planned_for_8_bit_adam(tmp_path: Path) -> None:
+    made = tmp_path / "decisions.json"
+    made.write_text(planned(3).model_dump_json())
+    script = ROOT / "tests/real/ragged/optimize.py"
+    output = run_ranks(script, 3, (f"adam8bit={made}",), timeout_s=120, log_dir=tmp_path / "logs")[0]
+    result = json.loads(output.stdout)
+    assert result["same gradients"] == []
+    assert result["states"][0] == []
+    assert result["losses"][-1] < 0.7 * result["losses"][0]
