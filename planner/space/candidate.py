@@ -12,7 +12,7 @@ from planner.schema import CallRole, ClientFeature, DType, GradientSync, Inconsi
 from planner.schema.workload import OptimizerImplementation
 from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
-from planner.space.meshes import allowed_meshes, large_units, meshes_beside
+from planner.space.meshes import allowed_meshes, large_units, mesh_beside
 
 Value = TypeVar("Value")
 FORWARD_DEPTHS = (0, 1, 2)
@@ -156,7 +156,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
             "gradient_sync, reshard_after_backward, offload or activation_offload contradict each other, the "
             "cluster, the model, its optimizer or the client's features"
         )
-    beside = {mesh: [] if offloads else meshes_beside(request, mesh) for mesh in meshes}
+    beside = {mesh: None if offloads else mesh_beside(request, mesh) for mesh in meshes}
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
     on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads]
     for (units, blocks), training, mesh, group in product(on_host, trainings, meshes, groups):
@@ -165,7 +165,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
         apart = large.get(id(group), frozenset())
         choices = [
             other
-            for other in (None, *(beside[mesh] if apart else ()))
+            for other in dict.fromkeys((None, beside[mesh] if apart else None))
             if allowed(request, {"mesh.large_units.shard": (other or mesh).shard})
         ]
         for large_mesh, (sync, keeps) in product(choices, accumulations[training]):

@@ -46,14 +46,18 @@ def large_units(parts: Partition) -> frozenset[int]:
     return frozenset(unit for unit, size in sizes.items() if ratio >= LEAST_RATIO and size >= least)
 
 
-def meshes_beside(request: PlanRequest, mesh: MeshPlan) -> list[MeshPlan]:
-    """Meshes that large units may have where all else is on `mesh`; one of the two is the most sharded of all.
+def mesh_beside(request: PlanRequest, mesh: MeshPlan) -> MeshPlan | None:
+    """The mesh that large units may have where all else is on `mesh`: one is over all ranks, the other over nodes.
 
-    None with Muon, whose step is modelled over one mesh.
+    None on a single node, whose links are all alike, and with Muon, whose step is modelled over one mesh.
     """
     if not allows(request, ClientFeature.UNIT_MESH):
-        return []
+        return None
     if largest_shard_degree(request.workload, request.model.iter_parameters()) is not None:
-        return []
-    most_sharded, *others = _factorisations(request)
-    return others if mesh == most_sharded else [most_sharded]
+        return None
+    (whole,) = [one for one in _factorisations(request) if one.replicate == 1]
+    in_node = [
+        one for one in _factorisations(request) if one.shard == request.cluster.node_groups[0].devices_per_node
+    ]
+    pair = {whole, *in_node}
+    return next(iter(pair - {mesh}), None) if mesh in pair else None
