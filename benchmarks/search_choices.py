@@ -6,7 +6,7 @@ from random import Random
 from benchmarks.search_checks import all_regions
 from planner.program.choices import Decision
 from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest
-from planner.space.candidate import ACTIVATION_OFFLOADS, Offload, Setting, possible_micro_batches
+from planner.space.candidate import ACTIVATION_OFFLOADS, Offload, Setting, candidates, possible_micro_batches
 from planner.space.knobs import open_knobs
 from planner.space.opened import Region
 
@@ -41,12 +41,20 @@ def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanReques
 
 
 def _first_choices(request: PlanRequest, rng: Random) -> dict[str, Value]:
-    """Choices that multiply the regions, drawn where anything is left with them; nothing where there is not."""
+    """Choices that multiply the regions, and large units on a mesh of their own where some may be.
+
+    Drawn where anything is left with them; nothing where there is not.
+    """
     drawn: dict[str, Value] = {
         "offload": rng.choice(list(Offload)).value,
         "activation_offload": rng.choice(ACTIVATION_OFFLOADS),
         "micro_batch": rng.choice(possible_micro_batches(request)),
     }
+    apart = [one for one in candidates(request, offloads=False) if one.large_mesh]
+    if apart and rng.random() < 0.7:
+        one = rng.choice(apart)
+        assert one.large_mesh is not None
+        drawn |= {"mesh.shard": one.mesh.shard, "mesh.large_units.shard": one.large_mesh.shard}
     known = {choice.knob for choice in request.fixed}
     kept = {knob: value for knob, value in drawn.items() if knob not in known and rng.random() < 0.8}
     return kept if all_regions(_with_fixed(request, kept)) else {}
