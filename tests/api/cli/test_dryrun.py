@@ -134,6 +134,15 @@ def test_a_larger_world_has_more_replicas_where_there_are_any_and_more_shards_el
         on_world(decisions(MeshPlan(replicate=2, shard=8)), 12)
 
 
+def test_meshes_of_units_grow_alike_and_are_left_out_where_they_become_that_of_the_plan():
+    pairs = decisions(MeshPlan(replicate=2, shard=8))
+    first, *others = pairs.units
+    mixed = pairs.model_copy(update={"units": (first.model_copy(update={"mesh": MeshPlan(shard=16)}), *others)})
+    assert on_world(mixed, 64).units[0].mesh == MeshPlan(shard=64)
+    assert on_world(mixed, 8).units[0].mesh is None
+    assert on_world(mixed, 8).mesh == MeshPlan(shard=8)
+
+
 def test_timeline_writes_a_trace(folder):
     place = folder / "trace.json"
     words = ["timeline", str(folder / "plan.json"), "--request", str(folder / "request.json")]

@@ -52,6 +52,20 @@ def test_hybrid_mesh_replicates_the_outer_dimension(world: int) -> None:
     assert cast(DTensor, model.head.weight).placements == (Replicate(), Shard(0))
 
 
+def test_units_of_one_mesh_share_it(world: int) -> None:
+    model = small()
+    pairs = {"mesh": {"replicate": 2, "shard": 2}}
+    units = (*(unit(f"layers.{index}", **pairs) for index in range(2)), ROOT)
+    applied = apply_plan(model, plan_for(model, units), device_type="cpu")
+    modules = (*model.layers, model)
+    groups = [cast(FSDPModule, module)._get_fsdp_state()._fsdp_param_group for module in modules]
+    first, second, root = (group.mesh_info.mesh for group in groups if group is not None)
+    assert first is second
+    assert (tuple(first.shape), first.mesh_dim_names) == ((2, 2), ("replicate", "shard"))
+    assert root is applied.mesh
+    assert tuple(root.shape) == (4,)
+
+
 def test_takes_a_mesh_of_the_trainer(world: int) -> None:
     model = small()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))

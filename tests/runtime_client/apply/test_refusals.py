@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from planner.schema import Decisions, Plan, PlanBody, Requirements
+from planner.schema import Decisions, MeshPlan, Plan, PlanBody, Requirements
 from runtime_client import errors
 from runtime_client.apply import apply_plan, plan_checks
 from runtime_client.fingerprint import fingerprint
@@ -72,6 +72,7 @@ def test_feature_that_this_client_lacks(monkeypatch: pytest.MonkeyPatch) -> None
     refused(errors.MissingClientFeature, "cannot apply ragged_layout.*plan again with client_features", model, plan)
 
 
+PAIRS = MeshPlan(replicate=2, shard=2)
 FULL = {"module": "layers.0", "policy": "full"}
 
 
@@ -82,6 +83,14 @@ FULL = {"module": "layers.0", "policy": "full"}
         (decisions((unit("", optimizer_tier="nvme"),), shard=4), r"units\[0\]\.optimizer_tier: offload to nvme"),
         (decisions((unit("", reshard_after_forward=3),), shard=4), "not a divisor of the shard degree 4"),
         (decisions((unit("", reshard_after_forward=4),), shard=4), "between 1 and 4"),
+        (
+            decisions((unit("layers.0", mesh=MeshPlan(shard=2)), ROOT), shard=4),
+            r"units\[0\]\.mesh covers 2 ranks, but decisions\.mesh covers 4",
+        ),
+        (
+            decisions((unit("layers.0", mesh=PAIRS, reshard_after_forward=2), ROOT), shard=4),
+            "not a divisor of the shard degree 2",
+        ),
         (decisions((unit("", reshard_after_forward=1),), shard=4), "Use true, false or such a divisor"),
         (
             decisions((ROOT,), shard=4, activations=({"module": "layers.0", "policy": "selective"},)),

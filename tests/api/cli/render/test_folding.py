@@ -71,3 +71,14 @@ def test_integer_reshard_is_named():
         decide_units(UnitPlan(modules=("layers.0",), reshard_after_forward=4), UnitPlan(modules=("",)))
     )
     assert rows[0].traits.reshard == "reshard to 4"
+
+
+def test_a_mesh_of_its_own_is_named_and_splits_rows():
+    pairs = MeshPlan(replicate=4, shard=2)
+    units = (*(UnitPlan(modules=(f"layers.{i}",), mesh=pairs if i > 1 else None) for i in range(4)),)
+    rows = fold_units(decide_units(*units, UnitPlan(modules=("",))))
+    assert [(row.name, row.traits.mesh) for row in rows] == [
+        ("layers.0-1", ""),
+        ("layers.2-3", "4 replicas x 2-way shard"),
+        ("(root)", ""),
+    ]
