@@ -31,8 +31,8 @@ def apply_plan(
     """Shard `model` in place as the plan says. Call it on every rank, before building the optimizer.
 
     Where units have meshes of their own, `clip_grad_norm_` refuses the parameters of several meshes at once (torch
-    2.13): take the norm over those of each `device_mesh` with `get_total_norm`, and clip all by the root of the sum
-    of the squares (`clip_grads_with_norm_`).
+    2.13): take the norm over those of each `device_mesh` (`get_total_norm`, `full_tensor`), and clip those of each
+    (`clip_grads_with_norm_`) by the root of the sum of the squares.
 
     An optimizer that exists already keeps the old parameters and trains nothing; that cannot be seen from
     here, so hand yours to `AppliedPlan.check_optimizer` afterwards.
