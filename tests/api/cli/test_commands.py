@@ -11,6 +11,7 @@ from planner.schema import PlanBody
 
 COMMANDS = (
     "plan",
+    "layout",
     "simulate",
     "check",
     "diff",

@@ -34,6 +34,11 @@ def test_atoms_of_tensors_over_many_ranks_divide_the_shard() -> None:
     assert found.next_open(16) == 16
 
 
+def test_a_tensor_of_just_two_shards_has_to_start_on_an_edge() -> None:
+    """12 by fives on two ranks of 6 would be cut in the middle."""
+    assert sizes((12, 5), ranks=2).next_open(0) == 7
+
+
 def test_a_tensor_over_two_ranks() -> None:
     """11 by fours is 8 + 3, or 4 + 7: no shard below 7 holds one of its parts."""
     assert sizes((11, 4), ranks=2).next_open(0) == 7
@@ -57,6 +62,15 @@ def test_a_few_elements_fill_what_the_divisor_leaves() -> None:
     assert sizes(*fours, (1, 1), (1, 1), (1, 1), ranks=3).next_open(0) == 13
     assert sizes(*fours, (1, 1), ranks=3).next_open(0) == 13
     assert sizes(*fours, (4, 4), (1, 1), ranks=3).next_open(0) == 16
+
+
+def test_how_many_ranks_can_have_a_piece_of_what_is_not_divisible() -> None:
+    """Of 51 on four ranks, three elements reach two ranks at most, and the other two hold twelve of 13.
+
+    A tensor of 18 reaches three ranks of 11: the fourth holds eight, and 41 are less than 42.
+    """
+    assert sizes(*((12, 4),) * 4, (3, 1), ranks=4).next_open(0) == 14
+    assert sizes((12, 4), (12, 4), (18, 1), ranks=4).next_open(0) == 12
 
 
 @pytest.mark.parametrize(("ranks", "shard"), [(128, 25_436_160), (256, 12_902_400), (512, 6_635_520)])

@@ -83,6 +83,8 @@ def test_atoms_are_as_coarse_as_the_cuts_allow() -> None:
     assert tensor.coarsest(0, 480).atom_elements == 480
     assert tensor.coarsest(0, 960).atom_elements == 640
     assert tensor.coarsest(160, 320).atom_elements == 160
+    # Cut after 12, 42 and 72 rows.
+    assert tensor.coarsest(180, 300).atom_elements == 60
     assert largest_divisor(48, 4, 64) == 48
     assert largest_divisor(47, 4, 46) is None
 

@@ -35,6 +35,9 @@ def test_the_given_order_is_kept_where_it_does_as_well() -> None:
     tensors = [(6, 1), (64, 8), (2, 1), (128, 16), (8, 1)]
     assert solve(problem(*tensors, ranks=2)).order == (0, 1, 2, 3, 4)
     assert solve(problem(*tensors[::-1], ranks=2)).order == (0, 1, 2, 3, 4)
+    # 10 is the average and no order has it; 11 is found in another order first.
+    found = solve(problem((5, 2), (11, 4), (4, 1), ranks=2))
+    assert (found.shard_elements, found.order) == (11, (0, 1, 2))
 
 
 def test_ranks_that_differ_get_their_shares() -> None:
@@ -119,3 +122,9 @@ def test_a_filling_says_whether_it_left_anything_out() -> None:
     assert not filler.fill(8, width=100, effort=Effort(0)).is_exact
     narrow = Filler(problem((9, 9), (7, 7), (6, 6), (5, 5), (4, 4), (3, 3), ranks=2))
     assert not narrow.fill(17, width=1, effort=Effort(10_000)).is_exact
+
+
+def test_of_the_same_tensors_the_order_that_ends_first_counts() -> None:
+    """On three ranks of 7, 4 and 6 end at 10 in this order and leave 11 for the ten, which starts at 10."""
+    asked = problem((6, 3), (4, 4), (10, 4), ranks=3)
+    assert Filler(asked).fill(7, width=100, effort=Effort(10_000)).offsets == (4, 0, 10)
