@@ -84,9 +84,8 @@ def open_knobs(
     )
 
 
-def knob_names(candidate: Candidate) -> set[str]:
-    """Knobs of the modules of a global choice, open or fixed."""
-    parts = candidate.partition
+def knob_names(parts: Partition) -> set[str]:
+    """Knobs of the modules of a grouping, open or fixed."""
     return {
         *(f"{unit.modules[0]}.reshard_after_forward" for unit in parts.units[1:]),
         *(f"{entry.path}.activation" for entry in parts.model.calls if _can_checkpoint(parts, entry)),

@@ -35,6 +35,7 @@ from planner.simulate.host import HostMemory, offloaded_activations
 from planner.space.candidate import Candidate, Setting, Training, candidates, num_micro_batches, settings
 from planner.space.fixed import NoValueLeft, keeps_choices, refuse_unknown_knobs
 from planner.space.floor import floor_bytes, floor_ns
+from planner.space.groupings import allowed_partitions
 from planner.space.knobs import decisions_of, knob_names, open_knobs, prefetch_targets
 from planner.space.problem import Runs, problem_of
 from solver.schedule.heuristic import Heuristic
@@ -146,14 +147,11 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     """
     shardings: dict[tuple[Training, MeshPlan, MeshPlan | None], Sharding] = {}
     openings: dict[tuple[object, ...], Opening] = {}
-    knobs: set[str] | None = None
     refusals: list[ShardwrightError] = []
     found = 0
     goal = goal or Goal.of(request)
     for candidate in candidates(request, offloads=offloads, activations=goal.aim is Aim.MAKESPAN):
-        names = knob_names(candidate)
-        knobs = (knobs or set()) | names
-        if not keeps_choices(request.fixed, names):
+        if not keeps_choices(request.fixed, knob_names(candidate.partition)):
             continue
         place = (candidate.training, candidate.mesh, candidate.large_mesh)
         if place not in shardings:
@@ -168,8 +166,9 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
             continue
         found += len(members)
         yield from members
-    if knobs is not None:
-        refuse_unknown_knobs(request.fixed, knobs)
+    if not found:
+        groups = allowed_partitions(request)
+        refuse_unknown_knobs(request.fixed, {name for group in groups for name in knob_names(group.partition)})
     if not found and refusals:
         raise refusals[0]
 
