@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from planner.costs import CostModel
+from planner.costs.mesh import MeshCosts
 from planner.program.build.calls import liveness_of
 from planner.program.inputs import micro_batches
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
-from planner.schema import MeshPlan
 
 Point = tuple[int, int]
 """(bytes kept, ns spent for keeping no more)."""
@@ -353,20 +353,20 @@ def _kept_by_units(
         if parts.model.kinds[parts.model.calls[run.last].kind].output_requires_grad
         and parts.units[run.unit].parameters
     }
-    counted: Counter[tuple[int, MeshPlan, tuple[Resharding, ...]]] = Counter()
+    counted: Counter[tuple[int, MeshCosts, tuple[Resharding, ...]]] = Counter()
     for unit in with_backward - {ROOT}:
         options = tuple(value for value, _ in knobs.reshard[unit])
-        counted[inputs.sizes[unit].gathered, knobs.meshes[unit], options] += 1
-    for (size, mesh, options), num in counted.items():
-        yield [_resharded(size, option, mesh, costs, copies=copies) for option in options], num
+        counted[inputs.sizes[unit].gathered, costs.collectives(knobs.meshes[unit]), options] += 1
+    for (size, collectives, options), num in counted.items():
+        yield [_resharded(size, option, collectives, costs, copies=copies) for option in options], num
 
 
-def _resharded(size: int, option: Resharding, mesh: MeshPlan, costs: CostModel, *, copies: bool) -> Point:
+def _resharded(size: int, option: Resharding, collectives: MeshCosts, costs: CostModel, *, copies: bool) -> Point:
     if option is False:
         return size, 0
-    if mesh.shard == 1:
+    if collectives.mesh.shard == 1:
         return 0, 0
-    copy_ns, collectives = costs.copy_ns(size, size), costs.collectives(mesh)
+    copy_ns = costs.copy_ns(size, size)
     if option is True:
         return 0, copy_ns if copies else collectives.all_gather_ns(size)
     kept = size // option + costs.partial_reshard_bytes(option)
