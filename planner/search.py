@@ -279,17 +279,20 @@ class _Search:
 
     def _relax(self, node: Node) -> None:
         """The class relaxation, and its optimum under the settings."""
-        item = node.item()
+        item, target = node.item(), self._target()
         self._count(item)
-        item.heuristic.guide(gap=self.request.search.gap / 4)
+        enough = None if target is None else target - item.value(0)
+        item.heuristic.guide(gap=self.request.search.gap / 4, enough=enough)
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
-        if not node.is_empty:
+        may_win = self.incumbent is None or item.value(item.heuristic.value) < self.incumbent
+        if not node.is_empty and self._is_open(node) and may_win:
             self._try(node, item.heuristic.best, node.settings[:1])
 
     def _improve(self, node: Node) -> None:
         """The other settings, and local search under the best of all."""
-        self._try(node, node.item().heuristic.best, node.settings[1:])
+        untried = [setting for setting in node.settings if setting not in node.tried]
+        self._try(node, node.item().heuristic.best, untried)
         if not self._is_open(node):
             return
         opened = node.open(min(node.tried, key=lambda setting: node.tried[setting]))

@@ -73,14 +73,21 @@ class Heuristic:
         self._consider(assignment)
         return self._seen[assignment]
 
-    def guide(self, *, gap: float) -> None:
-        """Place optima of the relaxation and add the rows that they break, as long as that helps."""
+    def guide(self, *, gap: float, enough: int | None = None) -> None:
+        """Place optima of the relaxation and add the rows that they break, as long as that helps.
+
+        Args:
+            gap: relative distance to the bound at which the best assignment is good enough.
+            enough: a bound above this is good enough too, since nothing so large is wanted.
+        """
         for _ in range(MAX_CUTTING_ROUNDS):
             relaxed = self.relaxation.solve(self._fixed)
             if not relaxed.is_feasible:
                 self.is_infeasible = True
                 return
             self.lower_bound = max(self.lower_bound, relaxed.lower_bound)
+            if enough is not None and self.lower_bound > enough:
+                return
             placed = list(placements(self._problem, relaxed.counts))
             if not placed:
                 return
