@@ -133,7 +133,7 @@ WRONG = (
     {"reshard": "keep"},
     {"reshard": "mixed"},
     {"root_reshard": True},
-    {"checkpoint": "all"},
+    {"activations": "full"},
     {"forward_prefetch": 1},
     {"forward_prefetch": 2},
     {"backward_prefetch": 2},
@@ -145,7 +145,8 @@ WRONG = (
     {"reshard": "partial"},
     {"root_reshard": "partial"},
     {"precision": "fp32-fp16"},
-    {"checkpoint": "selective"},
+    {"activations": "selective"},
+    {"activations": "offload"},
     {"inside": "first"},
     {"offload": "second"},
 )
