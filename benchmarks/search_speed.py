@@ -83,9 +83,10 @@ class Outcome:
         """Row of the table."""
         if self.step_ms is None:
             return f"| {self.name} | nothing fits | | | | {self.total_s:.1f} s |"
+        first = "at the end" if self.first_s is None else f"{self.first_s:.1f} s"
         reached = "not" if self.reached_s is None else f"{self.reached_s:.1f} s"
         return (
-            f"| {self.name} | {self.step_ms:.1f} ms | {self.gap:.2%} | {self.first_s:.1f} s | "
+            f"| {self.name} | {self.step_ms:.1f} ms | {self.gap:.2%} | {first} | "
             f"{reached} (goal {self.goal_gap:.1%} in {self.goal_s:.0f} s) | {self.total_s:.1f} s |"
         )
 

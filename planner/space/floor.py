@@ -6,16 +6,17 @@ R_k its reduce-scatter and L_k its all-reduce, X what is recomputed, Y what is g
 
     forward  >= A_1 + .. + A_k + f_k                                            for each k
     backward >= b_k + R_k + .. + R_1 (and so with L), b_1 + X + Z + R_1 + L_1   for each k
-    backward >= sum of R + Y (+ sum of L, where they share the link)
+    backward >= sum of R + Y' (+ sum of L, where they share the link)
     forward  >= copies of activations to the host, backward >= those back
     both     >= what the CPU has to launch
 
-The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. X, Y and Z
-are bounded by memory: at the end of the forward, and again when the first unit reduces, all that blocks keep and
-all that stays gathered (with the communicators of partial resharding) is alive beside the shards, the optimizer
-state, the gathered root and what earlier micro-batches left; and the pools of gathers and reductions are reserved
-at their own peaks, whenever these are. The least backward time is that at which the leanest mixtures, taken in
-fractions, fit.
+The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. Y' is Y
+without as many gathers as backward prefetches at most: those that it begins with may run beside the loss, since the
+CPU is ahead and they wait for no copy. X, Y and Z are bounded by memory: at the end of the forward, and again when
+the first unit reduces, all that blocks keep and all that stays gathered (with the communicators of partial
+resharding) is alive beside the shards, the optimizer state, the gathered root and what earlier micro-batches left;
+and the pools of gathers and reductions are reserved at their own peaks, whenever these are. The least backward time
+is that at which the leanest mixtures, taken in fractions, fit.
 """
 
 from collections import Counter
@@ -30,6 +31,8 @@ from planner.program.inputs import micro_batches
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
 
+MOST_EARLY = 2
+"""Units ahead that backward may gather: the deepest backward prefetch."""
 Point = tuple[int, int]
 """(bytes kept, ns spent for keeping no more)."""
 
@@ -76,12 +79,13 @@ def _other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
 
 def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_bytes: int) -> int | None:
     link_ns, all_reduces_ns, compute_ns, least_ns = _backward_sums(inputs, knobs, costs)
+    again = list(_kept_by_units(inputs, knobs, costs))
     apart = knobs.separate_reduce_scatter_group and costs.concurrent_collectives
     backward_ns = _least_backward_ns(
         compute_ns,
-        0 if apart else link_ns,
+        (0 if apart else link_ns) - _early_ns(again),
         _Mixture.of(_kept_by_calls(inputs, knobs, costs)),
-        _Mixture.of(_kept_by_units(inputs, knobs, costs)),
+        _Mixture.of(again),
         _Mixture.of([*_kept_by_calls(inputs, knobs, costs), *_kept_by_units(inputs, knobs, costs, copies=True)]),
         _Room(left_bytes - _resident_bytes(inputs, knobs), *_first_reduction(inputs, knobs)),
     )
@@ -91,6 +95,14 @@ def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_byt
     forward_ns = max(_forward_ns(inputs, knobs, costs), out_ns)
     on_device_ns = forward_ns + max(backward_ns, least_ns, link_ns, all_reduces_ns, in_ns)
     return max(on_device_ns, costs.launch_ns * _num_launches(inputs, knobs, costs))
+
+
+def _early_ns(again: Iterable[tuple[Sequence[Point], int]]) -> int:
+    """The longest gathers that may begin before backward does."""
+    longest = sorted(
+        max(spent for _, spent in points) for points, num in again for _ in range(min(num, MOST_EARLY))
+    )
+    return sum(longest[-MOST_EARLY:])
 
 
 def _activation_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[int, int]:

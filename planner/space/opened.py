@@ -31,7 +31,7 @@ from planner.schema import (
     ShardwrightError,
 )
 from planner.schema.base import MAX_INTEGER
-from planner.simulate.host import HostMemory, offloaded_activations
+from planner.simulate.host import Change, HostMemory, host_changes, offloaded_activations
 from planner.space.candidate import Candidate, Setting, Training, candidates, num_micro_batches, settings
 from planner.space.fixed import NoValueLeft, keeps_choices, refuse_unknown_knobs
 from planner.space.floor import floor_bytes, floor_ns
@@ -306,6 +306,12 @@ class Opening:
     def _fits_on_host(self, knobs: Knobs) -> bool:
         """Whether a rank's share of the host's memory holds the offloaded units."""
         places = micro_batches(knobs, num_micro_batches(self._request))
+        activations = offloaded_activations(self.inputs, knobs)
+        changes: tuple[Change, ...] = ()
+        if activations and any(knobs.on_host):
+            last, _ = places[-1]
+            found = [unit for unit in range(len(self.inputs.sizes)) if last.finds_sharded_gradients(unit)]
+            changes = host_changes(self.inputs, build_program(self.inputs, last, self.costs), found)
         memory = HostMemory.of(
             (
                 (size, any(place.finds_sharded_gradients(unit) for place, _ in places))
@@ -313,8 +319,9 @@ class Opening:
                 if knobs.is_on_host(unit)
             ),
             optimizer_bytes=self._state.host_bytes,
-            activations=offloaded_activations(self.inputs, knobs),
+            activations=activations,
             optimizer_transient_bytes=self._state.host_transient_bytes,
+            changes=changes,
         )
         return not memory.total_bytes or memory.total_bytes <= self.costs.host_budget_bytes
 
