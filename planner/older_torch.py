@@ -34,9 +34,13 @@ def older_torch_notes(request: PlanRequest, decisions: Decisions) -> Iterator[st
 def _largest_reduce_input(parts: Partition, decisions: Decisions) -> int:
     return max(
         unit_bytes(
-            unit, shard=mesh.shard, precision=decisions.precision, with_gradient=parts.with_gradient
+            unit,
+            shard=mesh.shard,
+            precision=decisions.precision,
+            with_gradient=parts.with_gradient,
+            layouts=parts.layouts.get(number, ()),
         ).reduce_input
-        for unit, mesh in zip(parts.units, meshes_of(decisions, parts), strict=True)
+        for number, (unit, mesh) in enumerate(zip(parts.units, meshes_of(decisions, parts), strict=True))
     )
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.muon import MuonStep
-from planner.layout.pieces import pieces
 from planner.layout.planned import PlannedUnit
+from planner.program.pieces import pieces
 from planner.schema import DType, Parameter
 from solver.owners.problem import Matrix, Owners, OwnersProblem
 from solver.owners.search import longest_first, solve

@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 
 from planner.layout.atoms import DeclaredAtom, table_names
 from planner.layout.owners import PlannedOwners, plan_owners
-from planner.layout.pieces import pieces
 from planner.layout.planned import LayoutOptions, PlannedBuffer, PlannedUnit
 from planner.layout.precision import precision_notes
 from planner.layout.units import UnitPlanner
+from planner.program.pieces import pieces
 from planner.program.units import partition
 from planner.schema import InconsistentRequest, Layout, ModelDescription, Workload
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from planner.catalog.atoms import EIGHT_BIT_BLOCK
 from planner.costs.optimizer import EIGHT_BIT_LEAST_ELEMENTS, is_eight_bit
-from planner.layout.pieces import Piece
+from planner.program.pieces import Piece
 
 
 def wide_pieces(pieces: Iterable[Piece], eight_bit: Collection[str]) -> tuple[Piece, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from planner.catalog.atoms import EIGHT_BIT_BLOCK
 from planner.costs.optimizer import EIGHT_BIT_LEAST_ELEMENTS, group_of, is_eight_bit
 from planner.layout.atoms import DeclaredAtom, Granularity, declared_atom, granularity, optimizer_atom
-from planner.layout.pieces import pieces
 from planner.layout.planned import LayoutOptions, PlannedBuffer, PlannedUnit
+from planner.program.pieces import pieces
 from planner.program.units import Unit
 from planner.schema import DType, ElementAtom, Layout, LayoutEntry, OptimizerName, Parameter, WholeAtom, Workload
 from solver.layout.flexible import Buffer, FlexibleTensor, JointLayout, JointProblem

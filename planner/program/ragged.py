@@ -1,8 +1,9 @@
 """Ragged buffers: what FSDP2 takes for the parameters of a unit, and what one rank has of the real ones."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from planner.program.pieces import pieces
 from planner.program.units import Partition
 from planner.schema import Decisions, InconsistentRequest, Layout, Parameter
 
@@ -84,38 +85,20 @@ def _require_sound(layout: Layout, owned: Mapping[str, Parameter], shard: int) -
 
 def piece_elements(parts: Partition, shards: Sequence[int]) -> dict[str, int]:
     """Elements that the fullest rank has of each parameter that lies in a layout; each buffer has its own."""
-    return {
-        name: elements
-        for unit, layouts in parts.layouts.items()
-        for layout in layouts
-        for name, elements in zip(
-            (entry.parameter for entry in layout.entries),
-            _fullest(
-                tuple((entry.offset_elements, entry.num_elements) for entry in layout.entries),
-                layout.shard_elements,
-                shards[unit],
-            ),
-            strict=True,
-        )
-    }
+    found: dict[str, int] = {}
+    for unit, layouts in parts.layouts.items():
+        for layout in layouts:
+            found |= _fullest(layout, shards[unit])
+    return found
 
 
 @lru_cache(maxsize=4096)
-def _fullest(places: tuple[tuple[int, int], ...], shard_elements: int, num_ranks: int) -> tuple[int, ...]:
-    """Elements of each place on the rank that holds the most; the first of equals."""
+def _fullest(layout: Layout, num_ranks: int) -> Mapping[str, int]:
+    """Elements of each parameter on the rank that holds the most; the first of equals."""
+    cut = list(pieces(layout))
     held = [0] * num_ranks
-    for place in places:
-        for rank, elements in _overlaps(place, shard_elements):
-            held[rank] += elements
+    for piece in cut:
+        held[piece.rank] += piece.num_elements
     fullest = held.index(max(held))
-    return tuple(dict(_overlaps(place, shard_elements)).get(fullest, 0) for place in places)
-
-
-def _overlaps(place: tuple[int, int], shard_elements: int) -> Iterator[tuple[int, int]]:
-    """Ranks that hold a part of a place, and how much."""
-    start, num_elements = place
-    while num_elements:
-        rank = start // shard_elements
-        elements = min(num_elements, (rank + 1) * shard_elements - start)
-        yield rank, elements
-        start, num_elements = start + elements, num_elements - elements
+    there = {piece.parameter: piece.num_elements for piece in cut if piece.rank == fullest}
+    return {entry.parameter: there.get(entry.parameter, 0) for entry in layout.entries}

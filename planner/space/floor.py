@@ -30,9 +30,10 @@ from planner.program.build.calls import liveness_of
 from planner.program.inputs import micro_batches
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
+from planner.space.candidate import BACKWARD_DEPTHS
 
-MOST_EARLY = 2
-"""Units ahead that backward may gather: the deepest backward prefetch."""
+MOST_EARLY = max(1, *BACKWARD_DEPTHS)
+"""Units that backward may gather ahead; implicit prefetch gathers one."""
 Point = tuple[int, int]
 """(bytes kept, ns spent for keeping no more)."""
 

@@ -83,7 +83,7 @@ def _check_layout(layout: Layout, unit: "Unit", decisions: Decisions, covered: d
         raise InvalidLayout(
             f"{where}: {kinds[True]!r} requires a gradient and {kinds[False]!r} does not. Give each kind a layout."
         )
-    _check_places(layout, where, decisions.mesh.shard)
+    _check_places(layout, where, decisions.mesh_of(unit.plan).shard)
 
 
 def _find(name: str, own: Mapping[str, nn.Parameter], where: str) -> nn.Parameter:

@@ -12,8 +12,8 @@ from rich.text import Text
 from api.cli.render.console import has_color
 from api.cli.render.quantities import count
 from api.cli.render.stacked_bar import cells_of
-from planner.layout.pieces import pieces
 from planner.layout.planned import PlannedBuffer
+from planner.program.pieces import pieces
 from planner.schema import Parameter
 from solver.layout.problem import Tensor
 

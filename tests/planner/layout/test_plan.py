@@ -3,9 +3,9 @@
 import pytest
 
 from planner.layout.atoms import DeclaredAtom, RowRange
-from planner.layout.pieces import Piece, pieces
 from planner.layout.plan import LayoutPlan, plan_layouts
 from planner.layout.planned import LayoutOptions, even_padding
+from planner.program.pieces import Piece, pieces
 from planner.schema import (
     Atom,
     DType,

@@ -1,9 +1,9 @@
 """8-bit state whose precision depends on where the shards end."""
 
-from planner.layout.pieces import pieces
 from planner.layout.plan import LayoutPlan, plan_layouts
 from planner.layout.planned import LayoutOptions
 from planner.layout.precision import precision_notes, wide_pieces
+from planner.program.pieces import pieces
 from planner.schema import Layout, LayoutEntry, OptimizerGroup, OptimizerName, Workload
 from tests.planner.factories import CallSpec, tiny_model
 

@@ -95,6 +95,16 @@ def same(_model: Pair) -> None:
             UnequalRanks,
             "ends at element 17, but 4 ranks of 4 elements hold 16.*more on some ranks cannot be applied",
         ),
+        (
+            decisions(
+                (unit("first", layouts=("a",), mesh={"replicate": 2, "shard": 2}), unit("")),
+                shard=4,
+                layouts=(Layout.model_validate(LAYOUT | {"shard_elements": 2, "entries": (FIRST,)}),),
+            ),
+            same,
+            UnequalRanks,
+            "ends at element 6, but 2 ranks of 2 elements hold 4",
+        ),
     ],
 )
 def test_refused(
