@@ -15,7 +15,8 @@ from time import monotonic
 from planner.schema import InconsistentRequest, PlanRequest
 from planner.space.candidate import Setting
 from planner.space.fixed import NoValueLeft
-from planner.space.opened import Goal, NoCostOnHost, OpenCandidate, Region, regions
+from planner.space.opened import Goal, OpenCandidate, Region, regions
+from planner.space.sharding import NoCostOnHost
 from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
 from solver.schedule.tidy import tidy

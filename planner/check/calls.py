@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.check.parts import PlannedCall, planned_calls
+from planner.schema.decisions import ActivationPlan, ActivationPolicy, Decisions
 from planner.schema.model import (
     LOSS_PATH,
     OUTPUT_PATH,
@@ -15,7 +16,6 @@ from planner.schema.model import (
     SelectiveCheckpoint,
     SharedTensor,
 )
-from planner.schema.plan import ActivationPlan, ActivationPolicy, Decisions
 from planner.schema.polynomial import Polynomial
 from planner.schema.request import PlanRequest
 

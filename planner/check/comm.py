@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 from planner.check.costs import CommunicationCosts, StepCosts
 from planner.check.machine import Link, Machine, Stream
-from planner.schema.plan import Decisions, GradientSync, MemoryCategory
+from planner.schema.decisions import Decisions, GradientSync
+from planner.schema.plan import MemoryCategory
 
 if TYPE_CHECKING:
     from planner.check.group import Group

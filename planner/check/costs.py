@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from planner.schema.decisions import MeshPlan
 from planner.schema.model import Parameter
-from planner.schema.plan import MemoryBudget, MeshPlan
+from planner.schema.plan import MemoryBudget
 
 Shards = Sequence[tuple[str, Parameter, int]]
 """(full name, parameter, elements on this rank) of parameters in the order of their registration."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from planner.schema.decisions import ActivationPolicy, Decisions
 from planner.schema.model import LOSS_PATH, ModelDescription
-from planner.schema.plan import ActivationPolicy, Decisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

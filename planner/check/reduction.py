@@ -8,7 +8,8 @@ from planner.check.gradients import FullGradient
 from planner.check.machine import Stream
 from planner.check.units import ShardedParameter, Unit
 from planner.schema.base import DType
-from planner.schema.plan import MemoryCategory, MeshPlan
+from planner.schema.decisions import MeshPlan
+from planner.schema.plan import MemoryCategory
 
 _REDUCE = MemoryCategory.REDUCE_BUFFERS
 _SHARDED = MemoryCategory.GRADIENTS

@@ -9,16 +9,10 @@ from planner.check.costs import StepCosts
 from planner.check.step import Recomputed, Replay
 from planner.check.structure import structural_problems
 from planner.costs.model import CostModel
+from planner.schema.decisions import ActivationPolicy, Decisions, GradientSync
 from planner.schema.errors import ShardwrightError
 from planner.schema.model import StateTier
-from planner.schema.plan import (
-    ActivationPolicy,
-    Certificate,
-    Decisions,
-    GradientSync,
-    PlanBody,
-    Predictions,
-)
+from planner.schema.plan import Certificate, PlanBody, Predictions
 from planner.schema.request import ClientFeature, Objective, PlanRequest
 
 

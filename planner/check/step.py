@@ -12,9 +12,10 @@ from planner.check.structure import structural_problems
 from planner.check.units import ShardedParameter, Unit, build_units
 from planner.check.walk import Walk
 from planner.costs.model import CostModel
+from planner.schema.decisions import Decisions, GradientSync
 from planner.schema.errors import InconsistentRequest
 from planner.schema.model import Parameter
-from planner.schema.plan import Decisions, GradientSync, MemoryBudget, MemoryCategory
+from planner.schema.plan import MemoryBudget, MemoryCategory
 from planner.schema.request import PlanRequest
 
 

@@ -14,7 +14,7 @@ from planner.check.rules.sharding import (
 )
 from planner.check.rules.units import module_problems, parameter_problems, pass_problems, root_problems
 from planner.check.units import build_units
-from planner.schema.plan import Decisions
+from planner.schema.decisions import Decisions
 from planner.schema.request import PlanRequest
 
 

@@ -8,8 +8,13 @@ from functools import cached_property
 from planner.check.parts import PlannedCall
 from planner.check.passes import Pass, module_depth, module_runs, unit_passes
 from planner.schema.base import DType
+from planner.schema.decisions import (
+    Decisions,
+    Layout,
+    MeshPlan,
+    UnitPlan,
+)
 from planner.schema.model import ModelDescription, Parameter, StateTier
-from planner.schema.plan import Decisions, Layout, MeshPlan, UnitPlan
 
 _FLOATING = {name for name in DType if "float" in name}
 

@@ -1,12 +1,17 @@
 """From documents to what `build_program` takes."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from planner.program.choices import Choice
 from planner.program.parts import expanded
 from planner.program.ragged import layouts_of, piece_elements, require_sound_layouts
+from planner.program.refusals import (
+    require_sound_meshes,
+    require_sound_repetition,
+    require_sound_resharding,
+    require_sound_zeros,
+)
 from planner.program.sizes import UnitBytes, gradient_bytes, gradient_deliveries, shard_elements, unit_bytes
 from planner.program.step import Activation, Knobs, MicroBatch, PrefetchTargets, Resharding, StepInputs
 from planner.program.units import ROOT, Partition, contains, partition
@@ -15,7 +20,6 @@ from planner.schema import (
     ActivationPolicy,
     CallKind,
     Decisions,
-    GradientSync,
     InconsistentRequest,
     MeshPlan,
     ModelDescription,
@@ -117,7 +121,7 @@ def step_inputs(
             )
     sizes = tuple(known[key] for key in keys)
     if decisions:
-        _require_sound_zeros(decisions, parts, sizes)
+        require_sound_zeros(decisions, parts, sizes)
     return StepInputs(
         partition=parts,
         sizes=sizes,
@@ -128,18 +132,6 @@ def step_inputs(
         micro_batch=workload.micro_batch,
         sequence=workload.sequence,
     )
-
-
-def _require_sound_zeros(decisions: Decisions, parts: Partition, sizes: Sequence[UnitBytes]) -> None:
-    """FSDP2 makes zeros in the type of gradients, and refuses to reduce them with sums in another type."""
-    sums = decisions.runtime.gradient_sync is GradientSync.LAST_MICRO_BATCH and decisions.num_micro_batches > 1
-    for unit, size in zip(parts.units, sizes, strict=True):
-        if sums and size.zero_gradients and size.accumulates_apart:
-            raise InconsistentRequest(
-                f"decisions.runtime.reduce_scatter_unused_params: unit {unit.name!r} has parameters without a "
-                "gradient, and torch 2.13 refuses to reduce their zeros with gradients that were accumulated in "
-                "another type; reduce on every micro-batch, or in the type of the gradients"
-            )
 
 
 def partition_of(model: ModelDescription, decisions: Decisions) -> Partition:
@@ -191,20 +183,21 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
     ):
         if not field_ok:
             raise UnsupportedField(path, "leave it at its default")
-    _require_sound_meshes(decisions)
+    require_sound_meshes(decisions)
     meshes = meshes_of(decisions, parts)
     require_sound_layouts(parts, [mesh.shard for mesh in meshes])
     resharding = [
         _resharding(plan.reshard_after_forward, unit, meshes[unit].shard) for unit, plan in enumerate(plans)
     ]
-    _require_sound_resharding(parts, resharding)
-    _require_sound_repetition(decisions, parts)
+    require_sound_resharding(parts, resharding)
+    require_sound_repetition(decisions, parts)
     activation, blocks = _activations(decisions, parts)
+    with_backward = parts.with_backward
     return Knobs(
         meshes=meshes,
         reshard=tuple(map(Choice[Resharding].fixed, resharding)),
         reshard_after_backward=tuple(
-            plan.reshard_after_backward or (resharding[unit] is not False and not _has_backward(parts, unit))
+            plan.reshard_after_backward or (resharding[unit] is not False and unit not in with_backward)
             for unit, plan in enumerate(plans)
         ),
         on_host=tuple(plan.parameter_tier is StateTier.HOST for plan in plans),
@@ -244,31 +237,6 @@ def each_micro_batch(knobs: Knobs, num: int) -> list[tuple[Knobs, int]]:
     return [(replace(knobs, micro_batch=place), count) for place, count in places if count]
 
 
-def _require_sound_meshes(decisions: Decisions) -> None:
-    for unit in decisions.units:
-        if unit.mesh is None:
-            continue
-        where = f"decisions.units[..].mesh of {unit.modules[0] or '(root)'!r}"
-        if unit.modules == ("",):
-            raise InconsistentRequest(f"{where}: the root is on the mesh of the plan; write it as decisions.mesh")
-        if unit.mesh == decisions.mesh:
-            raise InconsistentRequest(f"{where} is the mesh of the plan; leave it out")
-        if unit.mesh.num_ranks != decisions.mesh.num_ranks:
-            raise InconsistentRequest(
-                f"{where} has {unit.mesh.num_ranks} ranks, but decisions.mesh has {decisions.mesh.num_ranks}; "
-                "every mesh covers all ranks"
-            )
-
-
-def _has_backward(parts: Partition, unit: int) -> bool:
-    if unit == ROOT:
-        return True
-    calls = parts.model.calls
-    return any(
-        parts.model.kinds[calls[run.last].kind].output_requires_grad for run in parts.passes if run.unit == unit
-    )
-
-
 def _targets(plans: Sequence[UnitPlan], index: dict[str, int], field: str) -> PrefetchTargets:
     lists = tuple(tuple(_target(index, path, field) for path in getattr(plan, field)) for plan in plans)
     for plan, targets in zip(plans, lists, strict=True):
@@ -299,47 +267,6 @@ def _resharding(value: bool | int | None, unit: int, shard: int) -> Resharding:
             f"decisions.units[..].reshard_after_forward: {value} does not divide the shard degree {shard}"
         )
     return value
-
-
-def _require_sound_resharding(parts: Partition, resharding: Sequence[Resharding]) -> None:
-    """Partial resharding, where torch 2.13 fails or keeps the parts for good."""
-    for unit, value in enumerate(resharding):
-        if isinstance(value, bool):
-            continue
-        where = f"decisions.units[..].reshard_after_forward of {parts.units[unit].name!r}"
-        other = next((name for name, _ in parts.units[unit].parameters if name in parts.dims), None)
-        if other is not None:
-            raise InconsistentRequest(
-                f"{where}: partial resharding takes parameters that are sharded on dimension 0 alone, and "
-                f"{other!r} is in decisions.shard_dims; use true or false, or shard its dimension 0"
-            )
-        if not _has_backward(parts, unit):
-            raise InconsistentRequest(
-                f"{where}: the unit has no backward, which would let go of what partial resharding keeps; use true"
-            )
-
-
-def _require_sound_repetition(decisions: Decisions, parts: Partition) -> None:
-    """Knobs under which a unit that runs several times reduces more than once in a backward."""
-    counted = Counter(run.unit for run in parts.passes if parts.units[run.unit].parameters)
-    repeated = [unit for unit, num in counted.items() if num > 1]
-    runtime = decisions.runtime
-    sums = runtime.gradient_sync is GradientSync.LAST_MICRO_BATCH and decisions.num_micro_batches > 1
-    recomputed = {entry.module for entry in decisions.activations if entry.policy is not ActivationPolicy.NONE}
-    for run in parts.passes:
-        around = [block for block in parts.blocks if block.first <= run.first and run.last <= block.last]
-        if run.unit in repeated and any(block.path in recomputed for block in around):
-            raise InconsistentRequest(
-                f"decisions.activations: unit {parts.units[run.unit].name!r} runs several times in a forward, "
-                "inside a checkpointed block with units; checkpoint the parts of the block instead"
-            )
-    if repeated and (sums or runtime.reduce_scatter_unused_params):
-        knob = "gradient_sync" if sums else "reduce_scatter_unused_params"
-        raise InconsistentRequest(
-            f"decisions.runtime.{knob}: unit {parts.units[repeated[0]].name!r} runs several times in a forward, "
-            "and FSDP2 would reduce it in each of its backwards; leave the module to the root unit, or the knob at "
-            "its default"
-        )
 
 
 def _activations(decisions: Decisions, parts: Partition) -> tuple[dict[int, Choice[Activation]], frozenset[str]]:

@@ -76,6 +76,15 @@ class Partition:
         last = range(len(self.model.calls))[-2:]
         return next((index for index in last if self.model.calls[index].path == path), None)
 
+    def has_backward(self, run: Pass) -> bool:
+        """Whether anything in a pass has one: its output requires grad."""
+        return self.model.kinds[self.model.calls[run.last].kind].output_requires_grad
+
+    @property
+    def with_backward(self) -> frozenset[int]:
+        """Units that run in backward, the root among them."""
+        return frozenset({ROOT, *(run.unit for run in self.passes if self.has_backward(run))})
+
     @property
     def passes_by_end(self) -> tuple[Pass, ...]:
         """In the order in which they end, inner ones first: the order of FSDP2's post-forward hooks."""

@@ -3,6 +3,18 @@
 from planner.schema.atom import Atom, ElementAtom, FlatAtom, RowsAtom, TileAtom, WholeAtom
 from planner.schema.base import Document, DType
 from planner.schema.cluster import ClusterDescription, DeviceSheet, LinkSheet, NodeGroup, Reserve, Tenancy
+from planner.schema.decisions import (
+    ActivationPlan,
+    ActivationPolicy,
+    Decisions,
+    GradientSync,
+    Layout,
+    LayoutEntry,
+    MeshPlan,
+    RuntimeKnobs,
+    ShardDim,
+    UnitPlan,
+)
 from planner.schema.errors import (
     InconsistentRequest,
     InvalidDocument,
@@ -34,34 +46,24 @@ from planner.schema.model import (
     Work,
 )
 from planner.schema.plan import (
-    ActivationPlan,
-    ActivationPolicy,
     Alternative,
     Certificate,
-    Decisions,
     Envelope,
-    GradientSync,
     Infeasibility,
     InputHashes,
-    Layout,
-    LayoutEntry,
     MemoryBudget,
     MemoryCategory,
     MemoryPeak,
-    MeshPlan,
     NumberSource,
     Plan,
     PlanBody,
     Predictions,
     Reasons,
     Requirements,
-    RuntimeKnobs,
     ShadowValue,
-    ShardDim,
     SourcedNumber,
     StepBreakdown,
     Timings,
-    UnitPlan,
 )
 from planner.schema.polynomial import Polynomial
 from planner.schema.profile import (

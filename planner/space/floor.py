@@ -360,14 +360,10 @@ def _kept_by_units(
 ) -> Iterator[tuple[Sequence[Point], int]]:
     """Of units with a backward, which gathers again what forward did not leave: its gathers, or its copies."""
     parts = inputs.partition
-    with_backward = {
-        run.unit
-        for run in parts.passes
-        if parts.model.kinds[parts.model.calls[run.last].kind].output_requires_grad
-        and parts.units[run.unit].parameters
-    }
     counted: Counter[tuple[int, MeshCosts, tuple[Resharding, ...]]] = Counter()
-    for unit in with_backward - {ROOT}:
+    for unit in parts.with_backward - {ROOT}:
+        if not parts.units[unit].parameters:
+            continue
         options = tuple(value for value, _ in knobs.reshard[unit])
         counted[inputs.sizes[unit].gathered, costs.collectives(knobs.meshes[unit]), options] += 1
     for (size, collectives, options), num in counted.items():

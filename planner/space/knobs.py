@@ -7,7 +7,7 @@ from planner.costs import CostModel
 from planner.program.choices import Choice, Decision
 from planner.program.sizes import UnitBytes
 from planner.program.step import KEEP, RECOMPUTE, TO_HOST, Activation, Knobs, PrefetchTargets, Resharding
-from planner.program.units import ROOT, Partition, Pass
+from planner.program.units import ROOT, Partition
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -47,7 +47,7 @@ def open_knobs(
         return Choice.among(len(decisions) - 1, [values[value] for value in left])
 
     parts, meshes = candidate.partition, candidate.meshes
-    with_backward = _with_backward(parts)
+    with_backward = parts.with_backward
     reshard: list[Choice[Resharding]] = [Choice.fixed(False)]
     for number, unit in enumerate(parts.units[1:], start=1):
         size = sizes[number] if number in with_backward else None
@@ -142,7 +142,7 @@ def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTa
     """
     if not depth:
         return ()
-    order = [run.unit for run in parts.passes if ahead or _has_backward(parts, run)]
+    order = [run.unit for run in parts.passes if ahead or parts.has_backward(run)]
     if not ahead:
         order.reverse()
     lists: list[tuple[int, ...]] = [()] * len(parts.units)
@@ -150,14 +150,6 @@ def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTa
     for position, unit in enumerate(order):
         lists[unit] = tuple(order[position + 1 : position + 1 + depth])
     return tuple(lists)
-
-
-def _has_backward(parts: Partition, run: Pass) -> bool:
-    return parts.model.kinds[parts.model.calls[run.last].kind].output_requires_grad
-
-
-def _with_backward(parts: Partition) -> frozenset[int]:
-    return frozenset({ROOT, *(run.unit for run in parts.passes if _has_backward(parts, run))})
 
 
 def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assignment: Assignment) -> Decisions:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 
 from planner.schema import Decisions, Plan, PlanRequest
-from planner.schema.plan import GradientSync
+from planner.schema.decisions import GradientSync
 from runtime_client.apply import apply_plan
 from runtime_client.client import PlanClient
 from tests.real.small_llama import MICRO_BATCH, NUM_MICRO_BATCHES, NUM_STEPS, SEQUENCE, VOCABULARY, build_model

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from planner.check.calls import CHECKPOINTING, selected
 from planner.check.parts import PlannedCall, is_inside
+from planner.schema.decisions import ActivationPlan, ActivationPolicy, Decisions
 from planner.schema.model import CallKind, ModelDescription
-from planner.schema.plan import ActivationPlan, ActivationPolicy, Decisions
 
 
 def activation_problems(

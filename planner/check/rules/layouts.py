@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from planner.check.units import module_owners, owner
+from planner.schema.decisions import Decisions, Layout
 from planner.schema.model import ModelDescription, Parameter
-from planner.schema.plan import Decisions, Layout
 
 
 def layout_problems(model: ModelDescription, decisions: Decisions) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from planner.schema.plan import Decisions
+from planner.schema.decisions import Decisions
 from planner.schema.request import PlanRequest
 from planner.schema.workload import Parallelism
 

@@ -7,8 +7,13 @@ from fnmatch import fnmatchcase
 from planner.check.calls import first_uses
 from planner.check.parts import PlannedCall
 from planner.check.units import Unit, module_owners, owner
+from planner.schema.decisions import (
+    Decisions,
+    GradientSync,
+    ShardDim,
+    UnitPlan,
+)
 from planner.schema.model import ModelDescription, Parameter, StateTier
-from planner.schema.plan import Decisions, GradientSync, ShardDim, UnitPlan
 from planner.schema.request import PlanRequest
 from planner.schema.workload import OptimizerName
 

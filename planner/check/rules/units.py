@@ -7,8 +7,8 @@ from planner.check.calls import gradient_names
 from planner.check.parts import PlannedCall, is_at_or_below
 from planner.check.units import Unit, module_owners, owner
 from planner.schema.base import DType
+from planner.schema.decisions import Decisions
 from planner.schema.model import LOSS_PATH, OUTPUT_PATH, ModelDescription
-from planner.schema.plan import Decisions
 
 
 def root_problems(decisions: Decisions) -> Iterator[str]:

@@ -124,7 +124,7 @@ class _Walk:
                 self.calls.add_input_gradients(call)
         for call in reversed(self.main):
             for run in self.ends[call]:
-                if self._has_backward(run):
+                if self.partition.has_backward(run):
                     self._pre_backward(run.unit)
             if call == self.main[-1]:
                 self._pre_backward(ROOT)
@@ -138,11 +138,8 @@ class _Walk:
                     self._post_backward(run)
             self.calls.add_input_gradients(call)
 
-    def _has_backward(self, run: Pass) -> bool:
-        return self.calls.kind(run.last).output_requires_grad
-
     def _reduces_in_backward(self, run: Pass) -> bool:
-        return self.calls.kind(run.first).input_requires_grad and self._has_backward(run)
+        return self.calls.kind(run.first).input_requires_grad and self.partition.has_backward(run)
 
     def _pre_backward(self, unit: int) -> None:
         self._enter_pass(unit)

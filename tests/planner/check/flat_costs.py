@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from planner.schema.decisions import MeshPlan
 from planner.schema.model import Parameter
-from planner.schema.plan import MemoryBudget, MeshPlan
+from planner.schema.plan import MemoryBudget
 from tests.planner.factories import DURATIONS
 
 
