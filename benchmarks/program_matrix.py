@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import small_models
-from benchmarks.program_configurations import NUM_DRAWN, OPTIMIZERS, PRECISIONS, Configuration, configurations
+from benchmarks.program_configurations import OPTIMIZERS, PRECISIONS, Configuration
+from benchmarks.program_cover import NUM_DRAWN, configurations
 from benchmarks.record import done_before, provenance
 from benchmarks.small_models import MODELS
 from planner.program.outline import Outline, OutlineKind

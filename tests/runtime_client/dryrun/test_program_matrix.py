@@ -2,14 +2,8 @@
 
 import pytest
 
-from benchmarks.program_configurations import (
-    EXCLUSIONS,
-    KNOBS,
-    Configuration,
-    configurations,
-    pairwise_cover,
-    runnable,
-)
+from benchmarks.program_configurations import Configuration
+from benchmarks.program_cover import EXCLUSIONS, KNOBS, configurations, pairwise_cover, runnable
 from benchmarks.program_matrix import compared_bytes, job, predicted
 from planner.program.outline import Outline, normalised
 from runtime_client.dryrun import MemoryRecord, run_isolated
