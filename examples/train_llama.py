@@ -92,7 +92,7 @@ def main() -> None:
 
     applied = apply_plan(build_model(), get_plan(arguments), device_type=device.type)
     model, decisions = applied.model, applied.decisions
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **applied.optimizer_options)
     applied.check_optimizer(optimizer)
 
     torch.manual_seed(1 + dist.get_rank())

@@ -201,6 +201,12 @@ class OptimizerBuiltTooEarly(ShardwrightError):
     code = "optimizer_built_too_early"
 
 
+class OptimizerDiffersFromPlan(ShardwrightError):
+    """An optimizer steps in another way than the plan decided, and takes other memory."""
+
+    code = "optimizer_differs_from_plan"
+
+
 class ClientError(ShardwrightError):
     """A plan could not be obtained."""
 

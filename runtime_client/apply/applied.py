@@ -1,7 +1,7 @@
 """What a trainer holds after a plan was applied."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from planner.schema import Decisions, GradientSync
 from runtime_client.apply.activation_offload import ActivationOffload
 from runtime_client.apply.modules import find_module
-from runtime_client.errors import OptimizerBuiltTooEarly, UnknownParameter
+from runtime_client.errors import OptimizerBuiltTooEarly, OptimizerDiffersFromPlan, UnknownParameter
 from runtime_client.fingerprint import iter_parameters
 from runtime_client.ragged.local_pieces import LocalPiece, local_pieces
 
@@ -92,6 +92,7 @@ class AppliedPlan:
 
         Raises:
             OptimizerBuiltTooEarly: it holds a parameter that the model no longer has.
+            OptimizerDiffersFromPlan: it is an Adam or AdamW that steps in another way than the plan decided.
         """
         names = {id(parameter): name for name, parameter in iter_parameters(self.model)}
         for number, group in enumerate(optimizer.param_groups):
@@ -101,3 +102,16 @@ class AppliedPlan:
                         f"param_groups[{number}]['params'][{place}] (shape {tuple(parameter.shape)}) is not a "
                         "parameter of the sharded model: build the optimizer after apply_plan"
                     )
+            if isinstance(optimizer, torch.optim.Adam):  # AdamW is one too
+                self._check_implementation(group, number)
+
+    def _check_implementation(self, group: dict[str, Any], number: int) -> None:
+        """`foreach` may be left to torch, which takes it on accelerators."""
+        chosen = self.decisions.optimizer_implementation
+        fused, foreach = bool(group["fused"]), group["foreach"]
+        found = "fused" if fused else "for_loop" if foreach is False else "foreach"
+        if chosen is not None and found != chosen:
+            raise OptimizerDiffersFromPlan(
+                f"param_groups[{number}] steps {found!r}, but the plan decided {chosen!r}: build the optimizer "
+                "with **applied.optimizer_options"
+            )

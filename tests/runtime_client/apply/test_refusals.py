@@ -447,6 +447,25 @@ def test_optimizer_built_too_early(world: int) -> None:
     applied.check_optimizer(torch.optim.AdamW(model.parameters()))
 
 
+@pytest.mark.parametrize("chosen", ["foreach", "fused", "for_loop"])
+def test_an_optimizer_that_steps_otherwise_than_decided(world: int, chosen: str) -> None:
+    model = small()
+    made = decisions((ROOT,), shard=4, optimizer_implementation=chosen)
+    applied = apply_plan(model, plan_for(model, made), device_type="cpu")
+    applied.check_optimizer(torch.optim.AdamW(model.parameters(), **applied.optimizer_options))
+    applied.check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    other = {"foreach": chosen == "for_loop", "fused": chosen == "foreach"}
+    with pytest.raises(errors.OptimizerDiffersFromPlan, match=rf"param_groups\[0\] steps .* decided '{chosen}'"):
+        applied.check_optimizer(torch.optim.AdamW(model.parameters(), **other))
+
+
+def test_where_nothing_is_decided_any_optimizer_will_do(world: int) -> None:
+    model = small()
+    applied = apply_plan(model, plan_for(model), device_type="cpu")
+    assert applied.optimizer_options == {}
+    applied.check_optimizer(torch.optim.Adam(model.parameters(), fused=True))
+
+
 def test_fingerprint_can_be_waived_knowingly(world: int) -> None:
     model = small()
     plan = plan_for(model, fingerprint=NO_HASH)
