@@ -36,7 +36,6 @@ def shadow_values(best: OpenCandidate, assignment: Assignment, *, gap: float) ->
 
 def _shadow_values(best: OpenCandidate, assignment: Assignment, gap: float) -> Iterator[ShadowValue]:
     problem = best.problem
-    chosen = problem.value(best.heuristic.evaluate(assignment))
     if problem.aim is Aim.MAKESPAN and problem.budget:
         amounts = [_power_of_two(problem.budget // part) for part in _PARTS_OF_BUDGET]
         looser = [(more, replace(problem, budget=problem.budget + more)) for more in amounts]
@@ -46,13 +45,15 @@ def _shadow_values(best: OpenCandidate, assignment: Assignment, gap: float) -> I
         looser = [(more, replace(problem, deadline=problem.deadline + more)) for more in amounts]
     else:
         return
+    # What the accepted gap leaves is no merit of a looser limit.
+    within = _solved(best, problem, assignment, {}, gap).value
     for more, other in looser:
         heuristic = _solved(best, other, assignment, {}, gap)
         yield ShadowValue(
             limit="memory_bytes" if problem.aim is Aim.MAKESPAN else "step_time_ns",
             more=more,
-            saves_at_least=chosen - heuristic.value,
-            saves_at_most=chosen - heuristic.lower_bound,
+            saves_at_least=max(0, within - heuristic.value),
+            saves_at_most=max(0, within - heuristic.lower_bound),
         )
 
 
