@@ -1,6 +1,9 @@
 """Why the plan is what it is: what binds, and what the alternatives would have cost."""
 
+from collections.abc import Iterator
+
 from planner.costs.optimizer import state_notes
+from planner.layout.planned import even_padding
 from planner.older_torch import older_torch_notes
 from planner.prices import shadow_values, why_not
 from planner.program.inputs import local_shards, meshes_of, partition_of
@@ -20,6 +23,7 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
         binds=_binds(request, predictions),
         notes=(
             *_notes(decisions, predictions),
+            *_layout_notes(request, decisions),
             *_optimizer_notes(request, decisions),
             *older_torch_notes(request, decisions),
             *_unused_measurements(request),
@@ -69,6 +73,25 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
         num = sum(unit.mesh == mesh for unit in decisions.units)
         notes.append(f"{num} units are sharded over {mesh.shard} ranks and replicated {mesh.replicate} times")
     return notes
+
+
+def _layout_notes(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
+    """Which units are ragged, and what an even cut would pad."""
+    if not decisions.layouts:
+        return
+    parameters = dict(request.model.iter_parameters())
+    ragged = [unit for unit in decisions.units if unit.layouts]
+    degree = {name: decisions.mesh_of(unit).shard for unit in ragged for name in unit.layouts}
+    num_elements = even = planned = 0
+    for layout in decisions.layouts:
+        own = [parameters[entry.parameter] for entry in layout.entries]
+        num_elements += sum(parameter.num_elements for parameter in own)
+        even += sum(even_padding(parameter, degree[layout.name]) for parameter in own)
+        planned += degree[layout.name] * layout.shard_elements
+    yield (
+        f"{len(ragged)} units have ragged layouts, which pad {planned / num_elements - 1:.2%} where FSDP2's even "
+        f"shards would pad {even / num_elements:.2%}"
+    )
 
 
 def _optimizer_notes(request: PlanRequest, decisions: Decisions) -> tuple[str, ...]:

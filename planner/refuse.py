@@ -1,6 +1,7 @@
 """What the contract declares and this planner does not honour is refused with its path, never ignored."""
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from planner.catalog.torch_versions import INTEGERS, KNOBS, RELEASES, supported, used_knobs
 from planner.schema import (
@@ -9,7 +10,6 @@ from planner.schema import (
     CallKind,
     Decisions,
     DType,
-    ElementAtom,
     InconsistentRequest,
     ModelDescription,
     OptimizerGroup,
@@ -103,8 +103,6 @@ def _parameters(request: PlanRequest) -> None:
 
 
 def _parameter(title: str, parameter: Parameter) -> None:
-    if parameter.atom != ElementAtom():
-        raise UnsupportedField(f"{title}.atom", "leave atoms out; layouts are even for now")
     if parameter.optimizer_group != "default":
         raise UnsupportedField(
             f"{title}.optimizer_group", "leave it out and give workload.optimizer_groups globs over names"
@@ -129,6 +127,13 @@ def _workload(request: PlanRequest) -> None:
     workload = request.workload
     if workload.compile:
         raise UnsupportedField("workload.compile", "plan the eager model, or profile the compiled one first")
+    names = [name for name, _ in request.model.iter_parameters()]
+    for index, rule in enumerate(workload.atoms):
+        if not any(fnmatchcase(name, rule.parameters) for name in names):
+            raise InconsistentRequest(
+                f"workload.atoms[{index}]: {rule.parameters!r} matches no parameter; patterns are globs over full "
+                f"names such as {names[0]!r}"
+            )
     for index, group in enumerate(workload.optimizer_groups):
         _optimizer(f"workload.optimizer_groups[{index}]", group)
     for field in ("tensor", "pipeline", "context", "expert"):

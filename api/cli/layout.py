@@ -4,15 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.options import OptimizerChoice
+from api.cli.options import ATOM_FORMS, OptimizerChoice
 
 if TYPE_CHECKING:
-    from planner.layout.atoms import DeclaredAtom, RowRange
     from planner.layout.plan import LayoutPlan
-    from planner.schema import Atom, ModelDescription
+    from planner.schema import ModelDescription
 
 _MOST_RANKS = 100_000
-_ATOM_FORMS = "element, flat:256, rows:16, rows:16-128, tile:128x128, whole, or a name as nf4-64x256"
 
 
 def layout(
@@ -28,7 +26,9 @@ def layout(
     atom: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="GLOB=ATOM", help=f"What stays together in parameters, by full name: {_ATOM_FORMS}. Repeatable."
+            metavar="GLOB=ATOM",
+            help=f"What stays together in parameters, by full name: {ATOM_FORMS}; rows:16-128 is a range. "
+            "Repeatable.",
         ),
     ] = None,
     optimizer: Annotated[OptimizerChoice, typer.Option(help="Optimizer; it brings its own atoms.")] = "adamw",
@@ -54,6 +54,7 @@ def layout(
 
     shardwright layout qwen3-30b-a3b --ranks 64,32,16 --atom '*.experts.*=tile:128x128' --json
     """
+    from api.cli.atoms import parse_atom, positive
     from api.cli.documents import load_model
     from planner.layout.plan import plan_layouts
     from planner.layout.planned import LayoutOptions
@@ -70,9 +71,9 @@ def layout(
         ),
         (*_blocks(described), *(tuple(path.strip() for path in text.split(",")) for text in unit or ())),
         LayoutOptions(
-            shard_degrees=tuple(_positive(text, "--ranks", most=_MOST_RANKS) for text in ranks.split(",")),
-            alignment_elements=_positive(str(alignment), "--alignment"),
-            max_buffers=_positive(str(max_buffers), "--max-buffers"),
+            shard_degrees=tuple(positive(text, "--ranks", most=_MOST_RANKS) for text in ranks.split(",")),
+            alignment_elements=positive(str(alignment), "--alignment"),
+            max_buffers=positive(str(max_buffers), "--max-buffers"),
         ),
         tuple(parse_atom(text) for text in atom or ()),
     )
@@ -85,58 +86,6 @@ def layout(
     from api.cli.render.layout_page import layout_page
 
     show(layout_page(described.name, plan))
-
-
-def parse_atom(text: str) -> "DeclaredAtom":
-    """A pattern and its atom from `GLOB=ATOM`.
-
-    Raises:
-        InvalidDocument: it has another form.
-        UnknownName: there is no such atom.
-    """
-    from planner.layout.atoms import DeclaredAtom
-    from planner.schema import InvalidDocument
-
-    pattern, separator, words = (part.strip() for part in text.rpartition("="))
-    if not separator or not pattern:
-        raise InvalidDocument(f"--atom {text!r} is not GLOB=ATOM; atoms are {_ATOM_FORMS}")
-    return DeclaredAtom(pattern=pattern, atom=_atom(words, text))
-
-
-def _atom(words: str, text: str) -> "Atom | RowRange":
-    from planner.catalog import atom
-    from planner.layout.atoms import RowRange
-    from planner.schema import ElementAtom, FlatAtom, RowsAtom, TileAtom, WholeAtom
-
-    kind, has_number, number = words.partition(":")
-    match kind:
-        case "element" if not has_number:
-            return ElementAtom()
-        case "whole" if not has_number:
-            return WholeAtom()
-        case "flat":
-            return FlatAtom(num_elements=_positive(number, f"--atom {text!r}:"))
-        case "rows" if "-" in number:
-            least, most = (_positive(part, f"--atom {text!r}:") for part in number.split("-", 1))
-            return RowRange(least_rows=min(least, most), most_rows=max(least, most))
-        case "rows":
-            return RowsAtom(num_rows=_positive(number, f"--atom {text!r}:"))
-        case "tile":
-            rows, _, columns = number.partition("x")
-            return TileAtom(
-                num_rows=_positive(rows, f"--atom {text!r}:"), num_columns=_positive(columns, f"--atom {text!r}:")
-            )
-        case _:
-            return atom(words)
-
-
-def _positive(text: str, where: str, *, most: int = 2**31) -> int:
-    from planner.schema import InvalidDocument
-
-    digits = text.strip()
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 12 or not 0 < int(digits) <= most:
-        raise InvalidDocument(f"{where} {digits!r} is not a number from 1 to {most}")
-    return int(digits)
 
 
 def _blocks(model: "ModelDescription") -> tuple[tuple[str, ...], ...]:

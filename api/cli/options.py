@@ -17,6 +17,8 @@ OptimizerChoice = Literal["adamw", "adam", "sgd", "sgd_momentum", "adafactor", "
 ImplementationChoice = Literal["foreach", "fused", "for_loop"]
 ObjectiveChoice = Literal["step-time", "peak-memory"]
 
+ATOM_FORMS = "element, flat:256, rows:16, tile:128x128, whole, or a name as nf4-64x256"
+
 _WHAT = "What is trained"
 _HOW = "How it is trained"
 _SEARCH = "What is searched"
@@ -78,6 +80,14 @@ class RequestOptions:
     reduce_dtype: Annotated[
         str, typer.Option(metavar="DTYPE", help="Reduces gradients in.", rich_help_panel=_HOW)
     ] = "fp32"
+    atom: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB=ATOM",
+            help=f"What shards must not cut in parameters, by full name: {ATOM_FORMS}. Repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
     torch_version: Annotated[
         str,
         typer.Option(metavar="X.Y", help="Torch of the trainer: limits the knobs.", rich_help_panel=_HOW),

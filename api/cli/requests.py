@@ -180,9 +180,16 @@ def _workload(options: "RequestOptions") -> Workload:
             },
             "optimizer_groups": [{"optimizer": options.optimizer, "implementation": options.optimizer_impl}],
             "torch_version": options.torch_version,
+            "atoms": _atoms(options.atom or ()),
         },
         source="the command line",
     )
+
+
+def _atoms(texts: Iterable[str]) -> list[dict[str, Any]]:
+    from api.cli.atoms import parse_atom_rule
+
+    return [parse_atom_rule(text).model_dump(mode="json") for text in texts]
 
 
 def _limits(options: "RequestOptions") -> Limits:

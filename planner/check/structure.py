@@ -2,6 +2,7 @@
 
 from planner.check.parts import planned_calls
 from planner.check.rules.activations import activation_problems
+from planner.check.rules.atoms import atom_problems
 from planner.check.rules.layouts import layout_problems
 from planner.check.rules.prefetch import prefetch_problems
 from planner.check.rules.request import not_modelled, size_problems
@@ -33,6 +34,7 @@ def structural_problems(request: PlanRequest, decisions: Decisions) -> list[str]
     ragged = list(layout_problems(model, decisions))
     problems += ragged
     if not (without_root or ragged):
+        problems += atom_problems(request, decisions)
         units = build_units(model, decisions, calls)
         problems += pass_problems(units)
         problems += prefetch_problems(model, units, calls)

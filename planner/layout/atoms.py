@@ -119,9 +119,17 @@ def optimizer_atom(
             return ElementAtom()
 
 
-def declared_atom(name: str, parameter: Parameter, declared: Iterable[DeclaredAtom]) -> Atom | RowRange:
-    """The first that matches, or the one of the description."""
-    return next((one.atom for one in declared if fnmatchcase(name, one.pattern)), parameter.atom)
+def declared_atom(
+    workload: Workload, name: str, parameter: Parameter, declared: Iterable[DeclaredAtom]
+) -> Atom | RowRange:
+    """The first that matches, or that of the workload or the description."""
+    own = atom_of_request(workload, name, parameter)
+    return next((one.atom for one in declared if fnmatchcase(name, one.pattern)), own)
+
+
+def atom_of_request(workload: Workload, name: str, parameter: Parameter) -> Atom:
+    """That of the workload's first rule that matches, or of the description."""
+    return next((rule.atom for rule in workload.atoms if fnmatchcase(name, rule.parameters)), parameter.atom)
 
 
 def table_names(model: ModelDescription) -> frozenset[str]:

@@ -134,7 +134,7 @@ class UnitPlanner:
         )
         if way.cuts_matrices and isinstance(asked, WholeAtom):
             asked = ElementAtom()
-        return granularity(parameter, declared_atom(name, parameter, self.declared), asked)
+        return granularity(parameter, declared_atom(self.workload, name, parameter, self.declared), asked)
 
     def _solve(self, sizes: _Sizes) -> _Solved:
         """One buffer where it pads little; otherwise as many as save enough. Tensors are named by their number."""

@@ -88,12 +88,12 @@ def piece_elements(parts: Partition, shards: Sequence[int]) -> dict[str, int]:
     found: dict[str, int] = {}
     for unit, layouts in parts.layouts.items():
         for layout in layouts:
-            found |= _fullest(layout, shards[unit])
+            found |= elements_on_fullest(layout, shards[unit])
     return found
 
 
 @lru_cache(maxsize=4096)
-def _fullest(layout: Layout, num_ranks: int) -> Mapping[str, int]:
+def elements_on_fullest(layout: Layout, num_ranks: int) -> Mapping[str, int]:
     """Elements of each parameter on the rank that holds the most; the first of equals."""
     cut = list(pieces(layout))
     held = [0] * num_ranks

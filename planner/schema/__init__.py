@@ -83,7 +83,7 @@ from planner.schema.request import (
     RequestReferences,
     SearchLimits,
 )
-from planner.schema.workload import OptimizerGroup, OptimizerName, Parallelism, Precision, Workload
+from planner.schema.workload import AtomRule, OptimizerGroup, OptimizerName, Parallelism, Precision, Workload
 
 __all__ = [
     "LOSS_PATH",
@@ -92,6 +92,7 @@ __all__ = [
     "ActivationPolicy",
     "Alternative",
     "Atom",
+    "AtomRule",
     "Branch",
     "Call",
     "CallKind",

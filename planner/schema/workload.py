@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from planner.schema.atom import Atom
 from planner.schema.base import Document, DType, Name, Part, Positive
 
 
@@ -43,6 +44,14 @@ class OptimizerGroup(Part):
     """Element type of the moments; None takes the storage dtype of the parameter."""
 
 
+class AtomRule(Part):
+    """What shards must not cut in some parameters: quantization blocks, tiles, whole matrices."""
+
+    parameters: str = "*"
+    """A glob over full names."""
+    atom: Atom
+
+
 class Parallelism(Part):
     """Degrees that are already in the module handed to `fully_shard`."""
 
@@ -66,6 +75,8 @@ class Workload(Document):
     """Sequences per optimizer step over all ranks."""
     precision: Precision = Precision()
     optimizer_groups: Annotated[tuple[OptimizerGroup, ...], Field(min_length=1)] = (OptimizerGroup(),)
+    atoms: Annotated[tuple[AtomRule, ...], Field(max_length=1000)] = ()
+    """The first rule that matches a parameter replaces the atom of its description."""
     parallelism: Parallelism = Parallelism()
     compile: bool = False
     torch_version: Name = "2.13"

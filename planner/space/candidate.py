@@ -12,6 +12,7 @@ from planner.schema import CallRole, ClientFeature, DType, GradientSync, Inconsi
 from planner.schema.workload import OptimizerImplementation
 from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
+from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
 
 Value = TypeVar("Value")
@@ -82,6 +83,8 @@ class Candidate:
     """Of the large units, where it is not that of the others."""
     large: frozenset[int] = frozenset()
     """Units that are large."""
+    cut: Cut | None = None
+    """Whether the units that a layout would help have one; None where there are none."""
     gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
     keeps_gathered: bool = False
     """Units stay gathered between the micro-batches of a step."""
@@ -156,6 +159,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
             "gradient_sync, reshard_after_backward, offload or activation_offload contradict each other, the "
             "cluster, the model, its optimizer or the client's features"
         )
+    layouts, found = Layouts(request), False
     beside = {mesh: None if offloads else mesh_beside(request, mesh) for mesh in meshes}
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
     on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads]
@@ -171,7 +175,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
         for large_mesh, (sync, keeps) in product(choices, accumulations[training]):
             if sync is GradientSync.ALL_REDUCE_ON_LAST and (large_mesh or mesh).replicate == mesh.replicate == 1:
                 continue
-            candidate = Candidate(
+            evenly = Candidate(
                 mesh=mesh,
                 large_mesh=large_mesh,
                 large=apart,
@@ -183,7 +187,12 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
                 offload=units,
                 activation_offload=blocks,
             )
-            yield replace(candidate, label=_label(candidate, group.label, trainings))
+            for way in layouts.ways(group.partition, evenly.meshes):
+                found = True
+                candidate = replace(evenly, partition=way.partition, cut=way.cut)
+                yield replace(candidate, label=_label(candidate, group.label, trainings))
+    if not found and layouts.refusal:
+        raise InconsistentRequest(layouts.refusal)
 
 
 def _trainings(request: PlanRequest) -> Iterator[Training]:
@@ -234,6 +243,7 @@ def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -
         f"mesh {_mesh_words(mesh)}",
         f"large units on {_mesh_words(candidate.large_mesh)}" if candidate.large_mesh else "",
         grouping,
+        _CUTS[candidate.cut],
         _SYNCS[candidate.gradient_sync],
         "kept between micro-batches" if candidate.keeps_gathered else "",
         "" if candidate.offload is Offload.NONE else f"{candidate.offload.value} of the units in host memory",
@@ -251,6 +261,11 @@ _OFFLOADED = {
     1: "activations of all blocks in host memory",
     2: "activations of every second block in host memory",
     4: "activations of every fourth block in host memory",
+}
+_CUTS = {
+    None: "",
+    Cut.EVEN: "cut evenly",
+    Cut.RAGGED: "ragged layouts",
 }
 _SYNCS = {
     GradientSync.EVERY_MICRO_BATCH: "",

@@ -14,6 +14,7 @@ GLOBAL_KNOBS = (
     "units.head",
     "blocks_per_unit",
     "split_blocks",
+    "layouts",
     "forward_prefetch",
     "backward_prefetch",
     "reduce_scatter_max_input_buffers",

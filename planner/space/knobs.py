@@ -162,6 +162,7 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
     forward, backward = value(knobs.forward_prefetch), value(knobs.backward_prefetch)
     chosen = {call: value(choice) for call, choice in knobs.activation.items()}
     precision = request.workload.precision
+    order = _bottom_up(parts)
     return Decisions(
         mesh=candidate.mesh,
         units=tuple(
@@ -174,9 +175,10 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
                 backward_prefetch=_names(parts, backward, number),
                 parameter_tier=_tier(knobs, number),
                 optimizer_tier=_tier(knobs, number),
+                layouts=tuple(layout.name for layout in parts.layouts.get(number, ())),
                 num_parameters=sum(p.num_elements for _, p in parts.units[number].parameters),
             )
-            for number in _bottom_up(parts)
+            for number in order
         ),
         activations=tuple(
             ActivationPlan(
@@ -197,6 +199,7 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
             separate_reduce_scatter_group=knobs.separate_reduce_scatter_group,
             gradient_sync=knobs.gradient_sync,
         ),
+        layouts=tuple(layout for number in order for layout in parts.layouts.get(number, ())),
     )
 
 

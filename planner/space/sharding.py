@@ -48,12 +48,13 @@ class Sharding:
             NoCostOnHost: nothing says how long copies or the optimizer take there.
         """
         offloads = any(candidate.on_host)
+        is_uneven = candidate.large_mesh is not None or bool(candidate.partition.layouts)
         if not (offloads or candidate.activation_offload):
-            return self._split(candidate) if candidate.large_mesh else self._on_device
+            return self._split(candidate) if is_uneven else self._on_device
         try:
             self.costs.host_to_device_ns(1)
             self.costs.device_to_host_ns(1)
-            return self._split(candidate) if offloads else self._on_device
+            return self._split(candidate) if offloads or is_uneven else self._on_device
         except ShardwrightError as error:
             raise NoCostOnHost(str(error)) from error
 

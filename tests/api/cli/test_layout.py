@@ -5,8 +5,8 @@ import json
 import pytest
 
 from api.cli.__main__ import main
+from api.cli.atoms import parse_atom
 from api.cli.documents import write_document
-from api.cli.layout import parse_atom
 from planner.layout.atoms import DeclaredAtom, RowRange
 from planner.schema import (
     ElementAtom,
