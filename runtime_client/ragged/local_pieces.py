@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import cast
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
@@ -58,6 +60,19 @@ def boundaries(parameter: Tensor) -> list[int]:
     rows = -(-parameter.shape[0] // num_ranks)
     inner = prod(parameter.shape[1:])
     return [min(rank * rows, parameter.shape[0]) * inner for rank in range(1, num_ranks)]
+
+
+def shard_group(parameter: Tensor) -> tuple[dist.ProcessGroup, int]:
+    """The ranks that a parameter is sharded over, and this rank's place among them.
+
+    Raises:
+        NotImplementedError: it is sharded over more than one dimension of the mesh, or over none.
+    """
+    sharded = _sharded_dim(parameter)
+    if sharded is None:
+        raise NotImplementedError(f"a parameter of shape {tuple(parameter.shape)} that is not sharded")
+    mesh = cast(DTensor, parameter).device_mesh
+    return mesh.get_group(sharded), mesh.get_local_rank(sharded)
 
 
 def is_whole_somewhere(parameter: Tensor) -> bool:

@@ -9,7 +9,8 @@
   `fsdp::split_with_sizes_copy`: `gradient.PlannedGradient` and `gather.GatheredInPlace` take their place.
 - Distributed checkpoints ask tensors that have the methods of `torch.distributed._checkpointable` how to write and
   read them: `tensor.RaggedTensor` answers.
-- `torch.optim.Muon` collects what it updates in `_init_group`: `optimizers.Muon` puts local matrices there.
+- `torch.optim.Muon` collects what it updates in `_init_group`: `optimizers.Muon` puts local matrices there. Those
+  that owners update go through its Newton-Schulz iteration and learning rate by themselves.
 - What the functions below touch.
 """
 
@@ -27,6 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import is_bw
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.optim import _muon
 from torch.utils._foreach_utils import _foreach_supported_types
 
 from planner.schema.versions import satisfies
@@ -84,6 +86,16 @@ def allow_in_lists(tensor_type: type[Tensor]) -> None:
 def local_of(tensor: Tensor) -> Tensor:
     """The local tensor of a DTensor, outside autograd; any other tensor itself."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def newton_schulz(matrix: Tensor, coefficients: tuple[float, float, float], num_steps: int, eps: float) -> Tensor:
+    """Orthogonalised `matrix`, in bfloat16, as `torch.optim.Muon` does it; a bfloat16 matrix is written to."""
+    return _muon._zeropower_via_newtonschulz(matrix, coefficients, num_steps, eps)
+
+
+def adjusted_muon_lr(lr: float, rule: str | None, shape: torch.Size) -> float:
+    """Learning rate of `torch.optim.Muon` for a matrix of this shape."""
+    return _muon._adjust_lr(lr, rule, shape)
 
 
 def all_gather(

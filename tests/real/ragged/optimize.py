@@ -13,34 +13,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
 from planner.schema import Decisions
 from runtime_client.apply import apply_decisions
+from runtime_client.optimizers import Adam8bit, Muon
 from runtime_client.ragged import deterministic_reduction
-from runtime_client.ragged.optimizers import Adam8bit, Muon
 from tests.real.llama import seeded_llama
 from tests.runtime_client.plans import decisions, unit
-from tests.runtime_client.ragged.layouts import blocks_of_256, whole_matrices, with_layouts
+from tests.runtime_client.ragged.layouts import blocks_of_256, one, whole_matrices, with_layouts
 
 NUM_STEPS = 5
 UNITS = (unit("layers.0"), unit("layers.1"), unit(""))
 
 
-def muon(model: nn.Module) -> list[Optimizer]:
+def muon(model: nn.Module, owners: dict[str, int] | None = None) -> list[Optimizer]:
     named = list(model.named_parameters())
     matrices = [(name, p) for name, p in named if p.ndim == 2 and "layers" in name]
     others = [(name, p) for name, p in named if p.ndim != 2 or "layers" not in name]
-    return [Muon(matrices, lr=0.02), AdamW(others, lr=0.01)]
+    return [Muon(matrices, owners=owners, lr=0.02), AdamW(others, lr=0.01)]
+
+
+def owned_muon(model: nn.Module) -> list[Optimizer]:
+    """Every matrix has an owner, one rank more of them than the next; whole copies need none."""
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return muon(model)
+    names = [name for name, p in model.named_parameters() if p.ndim == 2]
+    return muon(model, {name: place**2 % dist.get_world_size() for place, name in enumerate(names)})
 
 
 def adam8bit(model: nn.Module) -> list[Optimizer]:
     return [Adam8bit(model.named_parameters(), lr=0.01)]
 
 
-CASES: dict[str, tuple[Callable, Callable]] = {
+CASES: dict[str, tuple[Callable, Callable | None]] = {
     "muon": (muon, whole_matrices),
+    "owned": (owned_muon, one),
+    "owned even": (owned_muon, None),
     "adam8bit": (adam8bit, blocks_of_256),
 }
 
@@ -55,7 +66,9 @@ def main() -> None:
     for name in sys.argv[1:]:
         case, _, path = name.partition("=")
         make, atom = CASES[case]
-        made = with_layouts(build(), decisions(UNITS, shard=dist.get_world_size()), atom=atom, spare=256)
+        made = decisions(UNITS, shard=dist.get_world_size())
+        if atom is not None:
+            made = with_layouts(build(), made, atom=atom, spare=256)
         found = compare(make, Decisions.model_validate_json(Path(path).read_text()) if path else made)
         if dist.get_rank() == 0:
             print(json.dumps({"case": name, "ranks": dist.get_world_size(), **found}), flush=True)
@@ -108,8 +121,8 @@ def different(sharded: dict[str, Tensor], whole: nn.Module) -> list[str]:
 def different_states(sharded: list[Optimizer], whole: list[Optimizer]) -> list[str]:
     """States that differ, and the kinds of states there are."""
     found, kinds = [], set()
-    for one, other in zip(sharded, whole, strict=True):
-        for state, expected in zip(one.state.values(), other.state.values(), strict=True):
+    for mine, other in zip(sharded, whole, strict=True):
+        for state, expected in zip(mine.state.values(), other.state.values(), strict=True):
             for key, value in state.items():
                 kinds.add(key)
                 gathered = value.full_tensor() if hasattr(value, "full_tensor") else value

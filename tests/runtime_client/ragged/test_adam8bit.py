@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from runtime_client.ragged.optimizers import Adam8bit
-from runtime_client.ragged.optimizers.adam8bit import dequantize, dynamic_map, quantize
+from runtime_client.optimizers import Adam8bit
+from runtime_client.optimizers.adam8bit import dequantize, dynamic_map, quantize
 
 CPU = torch.device("cpu")
 

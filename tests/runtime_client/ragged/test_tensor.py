@@ -6,10 +6,10 @@ from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from runtime_client.optimizers import Adam8bit, Muon
+from runtime_client.optimizers.errors import CutParameter
 from runtime_client.ragged import LocalPiece, local_pieces
 from runtime_client.ragged.local_pieces import boundaries, is_whole_somewhere
-from runtime_client.ragged.optimizers import Adam8bit, Muon
-from runtime_client.ragged.optimizers.errors import CutParameter
 from runtime_client.ragged.tensor import RaggedTensor, Spread, slice_like
 
 WHOLE = torch.arange(20.0).view(5, 4)

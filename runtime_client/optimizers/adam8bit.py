@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from runtime_client.optimizers.errors import CutParameter, name_of
 from runtime_client.ragged.local_pieces import boundaries
-from runtime_client.ragged.optimizers.errors import CutParameter, name_of
 from runtime_client.ragged.tensor import RaggedTensor, Spread
 
 BLOCK = 256

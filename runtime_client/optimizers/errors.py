@@ -13,8 +13,14 @@ class CutParameter(ShardwrightError):
     def __init__(self, optimizer: str, name: str, parameter: Tensor, needs: str) -> None:
         super().__init__(
             f"{optimizer}: parameter {name!r} of shape {tuple(parameter.shape)} is cut between ranks, but {needs}. "
-            "Give it that atom when planning the layout, or to another optimizer."
+            "Give it that atom when planning the layout, an owner, or to another optimizer."
         )
+
+
+class UnknownOwner(ShardwrightError):
+    """Owners do not fit the parameters."""
+
+    code = "unknown_owner"
 
 
 def name_of(group: dict[str, object], place: int) -> str:
