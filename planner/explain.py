@@ -66,6 +66,7 @@ def _decisions(a: Decisions | None, b: Decisions | None) -> Iterator[Difference]
     yield from _units(a, b)
     yield from _activations(a, b)
     yield from _layouts(a, b)
+    yield from _owners(a, b)
 
 
 def _units(a: Decisions, b: Decisions) -> Iterator[Difference]:
@@ -108,6 +109,18 @@ def _layouts(a: Decisions, b: Decisions) -> Iterator[Difference]:
             before="" if old is None else f"{old.shard_elements} elements per shard",
             after="" if new is None else f"{new.shard_elements} elements per shard",
             words=f"layout {name}: {what}",
+        )
+
+
+def _owners(a: Decisions, b: Decisions) -> Iterator[Difference]:
+    before, after = ({entry.parameter: entry.rank for entry in one.owners} for one in (a, b))
+    moved = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
+    if moved:
+        yield Difference(
+            path="decisions.owners",
+            before=f"{len(before)} matrices",
+            after=f"{len(after)} matrices",
+            words=f"other owners of {fold_names(moved)}",
         )
 
 

@@ -1,7 +1,9 @@
 """Why the plan is what it is: what binds, and what the alternatives would have cost."""
 
+from collections import Counter
 from collections.abc import Iterator
 
+from planner.costs.muon import MuonStep
 from planner.costs.optimizer import state_notes
 from planner.layout.planned import even_padding
 from planner.older_torch import older_torch_notes
@@ -24,6 +26,7 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
         notes=(
             *_notes(decisions, predictions),
             *_layout_notes(request, decisions),
+            *_owner_notes(request, decisions),
             *_optimizer_notes(request, decisions),
             *older_torch_notes(request, decisions),
             *_unused_measurements(request),
@@ -91,6 +94,22 @@ def _layout_notes(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
     yield (
         f"{len(ragged)} units have ragged layouts, which pad {planned / num_elements - 1:.2%} where FSDP2's even "
         f"shards would pad {even / num_elements:.2%}"
+    )
+
+
+def _owner_notes(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
+    """How evenly Muon's work is spread."""
+    if not decisions.owners:
+        return
+    parameters = dict(request.model.iter_parameters())
+    work = [0] * decisions.mesh.shard
+    for entry in decisions.owners:
+        parameter = parameters[entry.parameter]
+        work[entry.rank] += MuonStep.of(parameter, parameter.num_elements, 1).flops
+    num_rounds = max(Counter(entry.rank for entry in decisions.owners).values())
+    yield (
+        f"Muon's {len(decisions.owners)} matrices are updated whole by their owners, in {num_rounds} rounds; the "
+        f"busiest rank has {max(work) * len(work) / sum(work) - 1:.1%} more to do than the average"
     )
 
 

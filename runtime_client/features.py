@@ -16,4 +16,5 @@ CLIENT_FEATURES = (
     ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP,
     ClientFeature.ACCUMULATION,
     ClientFeature.RAGGED_LAYOUT,
+    ClientFeature.MUON_OWNERS,
 )

@@ -4,6 +4,7 @@ from planner.check.parts import planned_calls
 from planner.check.rules.activations import activation_problems
 from planner.check.rules.atoms import atom_problems
 from planner.check.rules.layouts import layout_problems
+from planner.check.rules.owners import owner_problems
 from planner.check.rules.prefetch import prefetch_problems
 from planner.check.rules.request import not_modelled, size_problems
 from planner.check.rules.sharding import (
@@ -31,6 +32,7 @@ def structural_problems(request: PlanRequest, decisions: Decisions) -> list[str]
     problems += resharding_problems(decisions)
     problems += shard_dim_problems(model, decisions)
     problems += tier_problems(decisions)
+    problems += owner_problems(request, decisions)
     ragged = list(layout_problems(model, decisions))
     problems += ragged
     if not (without_root or ragged):

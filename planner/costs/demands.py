@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from planner.schema import ActivationPolicy, Decisions, MeshPlan, StateTier
+from planner.schema import ActivationPolicy, Decisions, MatrixOwner, MeshPlan, StateTier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,13 @@ class Demands:
     """Some unit has its shards, or some call its activations, on the host."""
     saved_ops: frozenset[tuple[str, ...]] = frozenset()
     """Operations whose outputs are kept where a call is checkpointed selectively."""
+    owners: tuple[MatrixOwner, ...] = ()
+    """Ranks that update Muon's matrices."""
+
+    @property
+    def owner_ranks(self) -> dict[str, int]:
+        """Rank that updates a matrix, by its full name."""
+        return {entry.parameter: entry.rank for entry in self.owners}
 
     @classmethod
     def of(cls, decisions: Decisions) -> Self:
@@ -33,6 +40,7 @@ class Demands:
             offloads=any(unit.parameter_tier is StateTier.HOST for unit in decisions.units)
             or any(entry.policy is ActivationPolicy.OFFLOAD for entry in decisions.activations),
             saved_ops=frozenset(tuple(sorted(entry.saved_ops)) for entry in decisions.activations),
+            owners=decisions.owners,
         )
 
 

@@ -13,6 +13,7 @@ from planner.costs.mesh import MeshCosts
 from planner.costs.optimizer import (
     Shard,
     cpu_optimizer_ns,
+    muon_rounds,
     muon_steps,
     optimizer_ns,
     optimizer_state_bytes,
@@ -188,7 +189,8 @@ class CostModel:
         """Optimizer step over `(full name, parameter, elements on this rank)`.
 
         Unless its rate was measured, what Muon communicates comes on top; an all-reduce counts as a reduce-scatter
-        and an all-gather.
+        and an all-gather. An owner receives its matrix from the other ranks, and gives it back to them, as it would
+        receive it in an all-gather.
 
         Raises:
             InconsistentRequest: no optimizer group matches a trainable parameter.
@@ -196,11 +198,19 @@ class CostModel:
         rate = self._measured_optimizer_rate
         if rate is not None:
             return time_ns(trainable_elements(shards), rate)
-        alone_ns = optimizer_ns(self._request.workload, shards, self._topology.device, launch_ns=self.launch_ns)
-        return alone_ns + sum(
-            sum(map(self.own.all_gather_ns, (*step.gathered_bytes, *step.all_reduced_bytes)))
-            + sum(map(self.own.reduce_scatter_ns, step.all_reduced_bytes))
-            for step in muon_steps(self._request.workload, shards, self.own.mesh.shard)
+        workload, owners = self._request.workload, self._demands.owner_ranks
+        alone_ns = optimizer_ns(workload, shards, self._topology.device, launch_ns=self.launch_ns, owners=owners)
+        exchanges_ns = sum(
+            2 * self.own.all_gather_ns(round_.exchanged_bytes) for round_ in muon_rounds(workload, shards, owners)
+        )
+        return (
+            alone_ns
+            + exchanges_ns
+            + sum(
+                sum(map(self.own.all_gather_ns, (*step.gathered_bytes, *step.all_reduced_bytes)))
+                + sum(map(self.own.reduce_scatter_ns, step.all_reduced_bytes))
+                for step in muon_steps(workload, shards, self.own.mesh.shard, owners)
+            )
         )
 
     def cpu_optimizer_ns(self, shards: Sequence[Shard]) -> int:
@@ -221,7 +231,9 @@ class CostModel:
         Raises:
             InconsistentRequest: no optimizer group matches a trainable parameter.
         """
-        return optimizer_transient_bytes(self._request.workload, shards, self.own.mesh.shard)
+        return optimizer_transient_bytes(
+            self._request.workload, shards, self.own.mesh.shard, self._demands.owner_ranks
+        )
 
     def model_flops(self) -> int:
         """FLOPs of forward and backward of one micro-batch on one rank, without recomputation."""

@@ -1,12 +1,14 @@
 """State, transient memory and time of the optimizer step, for the shards that one rank holds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from types import MappingProxyType
 
 from planner.catalog.atoms import EIGHT_BIT_BLOCK
 from planner.costs.efficiency import COMPUTE_PERCENT, MEMORY_PERCENT
 from planner.costs.muon import MuonStep
+from planner.costs.owned_muon import OwnedRound, owned_rounds
 from planner.costs.rates import time_ns
 from planner.schema import (
     DeviceSheet,
@@ -48,6 +50,7 @@ _SEPARATE_PASSES = {
 _ADAM = frozenset({OptimizerName.ADAMW, OptimizerName.ADAM})
 _IN_PLACE = frozenset({OptimizerName.SGD, OptimizerName.SGD_MOMENTUM})
 _KERNELS_PER_PARAMETER = 8
+NO_OWNERS: Mapping[str, int] = MappingProxyType({})
 
 
 def group_of(workload: Workload, name: str) -> OptimizerGroup:
@@ -105,24 +108,33 @@ def optimizer_state_bytes(workload: Workload, name: str, parameter: Parameter, s
     return _moments_bytes(group, parameter, shard_elements) + counter
 
 
-def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard], num_ranks: int | None = None) -> int:
+def optimizer_transient_bytes(
+    workload: Workload,
+    shards: Sequence[Shard],
+    num_ranks: int | None = None,
+    owners: Mapping[str, int] = NO_OWNERS,
+) -> int:
     """Most bytes that the step needs beyond state and gradients.
 
     Groups step one after the other, so the largest group counts. SGD without weight decay works in place and needs
     nothing. Of Adam, `foreach` holds a copy of all shards of its group in their storage dtype, `for_loop`
     two of the shard that it is at and one of the shard before, `fused` nothing. Muon (see `MuonStep`) and 8-bit
-    AdamW go parameter by parameter whatever the group says; Adafactor has no fused step and takes `foreach`.
+    AdamW go parameter by parameter whatever the group says, Muon with owners round by round (`OwnedRound`);
+    Adafactor has no fused step and takes `foreach`.
 
     Args:
         workload: its optimizer groups.
         shards: in the order in which the module registers the parameters.
         num_ranks: shard degree, for the padding of uneven matrices that Muon gathers.
+        owners: of Muon's matrices.
 
     Raises:
         InconsistentRequest: no group matches a trainable parameter.
     """
     largest = 0
-    for group, members in _by_group(workload, shards):
+    for group, together in _by_group(workload, shards):
+        largest = max([largest, *(round_.transient_bytes for round_ in owned_rounds(owners, together))])
+        members = [shard for shard in together if shard[0] not in owners]
         sizes = [_copy_bytes(group, parameter, elements, num_ranks) for _, parameter, elements in members]
         match _implementation(group):
             case _ if group.optimizer in _IN_PLACE:
@@ -130,19 +142,26 @@ def optimizer_transient_bytes(workload: Workload, shards: Sequence[Shard], num_r
             case "foreach":
                 largest = max(largest, sum(sizes))
             case "for_loop" if group.optimizer in _ADAM:
-                largest = max(largest, *(2 * size + before for before, size in pairwise([0, *sizes])))
+                largest = max([largest, *(2 * size + before for before, size in pairwise([0, *sizes]))])
             case "for_loop":
-                largest = max(largest, *sizes)
+                largest = max([largest, *sizes])
             case _:
                 pass
     return largest
 
 
-def optimizer_ns(workload: Workload, shards: Sequence[Shard], device: DeviceSheet, *, launch_ns: int) -> int:
+def optimizer_ns(
+    workload: Workload,
+    shards: Sequence[Shard],
+    device: DeviceSheet,
+    *,
+    launch_ns: int,
+    owners: Mapping[str, int] = NO_OWNERS,
+) -> int:
     """Time of one step on this rank without what it communicates, from data sheets.
 
     Bytes that the kernels move over the attainable memory bandwidth; for Muon also the FLOPs of its Newton-Schulz
-    iteration; for `for_loop` at least the launches.
+    iteration, of matrices with owners those of the busiest in each round; for `for_loop` at least the launches.
 
     Raises:
         InconsistentRequest: no group matches a trainable parameter.
@@ -152,7 +171,9 @@ def optimizer_ns(workload: Workload, shards: Sequence[Shard], device: DeviceShee
         moved = sum(_moved_bytes(group, parameter, elements) for _, parameter, elements in members)
         duration = time_ns(moved, device.memory_bytes_per_s, percent=MEMORY_PERCENT)
         if group.optimizer is OptimizerName.MUON:
-            flops = sum(MuonStep.of(parameter, elements).flops for _, parameter, elements in members)
+            apart = [MuonStep.of(parameter, size) for name, parameter, size in members if name not in owners]
+            flops = sum(step.flops for step in apart)
+            flops += sum(step.flops for step in owned_rounds(owners, members))
             peak = device.flops_per_s.get(DType.BFLOAT16) or max(device.flops_per_s.values())
             duration += time_ns(flops, peak, percent=COMPUTE_PERCENT[RegionKind.MATMUL])
         if _implementation(group) == "for_loop":
@@ -179,15 +200,22 @@ def cpu_optimizer_ns(workload: Workload, shards: Sequence[Shard], *, bytes_per_s
     return time_ns(moved, bytes_per_s)
 
 
-def muon_steps(workload: Workload, shards: Sequence[Shard], num_ranks: int) -> list[MuonStep]:
-    """What Muon does for each of its matrices; errors as in `optimizer_ns`."""
+def muon_steps(
+    workload: Workload, shards: Sequence[Shard], num_ranks: int, owners: Mapping[str, int] = NO_OWNERS
+) -> list[MuonStep]:
+    """What Muon does for each of its matrices without an owner; errors as in `optimizer_ns`."""
     return [
         MuonStep.of(parameter, elements, num_ranks)
         for group, members in _by_group(workload, shards)
         if group.optimizer is OptimizerName.MUON
-        for _, parameter, elements in members
-        if elements
+        for name, parameter, elements in members
+        if elements and name not in owners
     ]
+
+
+def muon_rounds(workload: Workload, shards: Sequence[Shard], owners: Mapping[str, int]) -> list[OwnedRound]:
+    """What Muon does for those with one; errors as in `optimizer_ns`."""
+    return [round_ for _, members in _by_group(workload, shards) for round_ in owned_rounds(owners, members)]
 
 
 def trainable_elements(shards: Sequence[Shard]) -> int:

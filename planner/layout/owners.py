@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.costs.muon import MuonStep
 from planner.layout.planned import PlannedUnit
 from planner.program.pieces import pieces
-from planner.schema import DType, Parameter
+from planner.schema import DType, MatrixOwner, Parameter
 from solver.owners.problem import Matrix, Owners, OwnersProblem
 from solver.owners.search import longest_first, solve
 
@@ -60,6 +60,19 @@ def plan_owners(units: Sequence[PlannedUnit], num_ranks: int) -> PlannedOwners |
         loads=_loads(problem, solved, held),
         longest_first_flops=problem.largest(longest_first(problem))[0],
     )
+
+
+def owners_of(matrices: Sequence[tuple[str, Parameter]], num_ranks: int) -> tuple[MatrixOwner, ...]:
+    """Owners of matrices of any sharding, balanced on FLOPs and bytes; each takes its costliest matrices first.
+
+    Args:
+        matrices: (full name, parameter).
+        num_ranks: shard degree.
+    """
+    problem = OwnersProblem(matrices=tuple(_matrix(*one) for one in matrices), num_owners=num_ranks)
+    found = zip(problem.matrices, solve(problem).owners, strict=True)
+    costliest = sorted(found, key=lambda one: (-one[0].work, -one[0].size_bytes))
+    return tuple(MatrixOwner(parameter=matrix.name, rank=rank) for matrix, rank in costliest)
 
 
 def _matrix(name: str, parameter: Parameter) -> Matrix:

@@ -99,6 +99,14 @@ class ShardDim(Part):
     dim: Positive
 
 
+class MatrixOwner(Part):
+    """A matrix that Muon's iteration needs whole, and the rank that gathers and updates it."""
+
+    parameter: Name
+    rank: Count
+    """Within the shard group of its unit."""
+
+
 class RuntimeKnobs(Part):
     """Settings that hold for the whole model."""
 
@@ -130,6 +138,8 @@ class Decisions(Part):
     layouts: tuple[Layout, ...] = ()
     shard_dims: tuple[ShardDim, ...] = ()
     """Parameters not listed are sharded on dimension 0."""
+    owners: tuple[MatrixOwner, ...] = ()
+    """Of all of Muon's matrices, in the order in which each rank updates its own; none where torch's Muon does."""
 
     def mesh_of(self, unit: UnitPlan) -> MeshPlan:
         """The mesh that a unit is sharded over."""

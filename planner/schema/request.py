@@ -23,6 +23,8 @@ class ClientFeature(StrEnum):
     CHECKPOINT_SELECTIVE = "checkpoint_selective"
     GROUPED_UNITS = "grouped_units"
     RAGGED_LAYOUT = "ragged_layout"
+    MUON_OWNERS = "muon_owners"
+    """Muon through owners of whole matrices (`runtime_client.optimizers.Muon`)."""
     OFFLOAD = "offload"
     ACTIVATION_OFFLOAD = "activation_offload"
     REDUCE_SCATTER_BUFFERS = "reduce_scatter_buffers"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from planner.costs.demands import Demands
 from planner.costs.optimizer import optimizer_state_bytes, optimizer_transient_bytes
 from planner.program.build import build_program
 from planner.program.inputs import (
@@ -66,7 +67,9 @@ def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Wor
         workload,
         meshes=knobs.meshes,
         optimizer_bytes=sum(optimizer_state_bytes(workload, *shard) for shard in shards),
-        optimizer_transient_bytes=optimizer_transient_bytes(workload, shards, decisions.mesh.shard),
+        optimizer_transient_bytes=optimizer_transient_bytes(
+            workload, shards, decisions.mesh.shard, Demands.of(decisions).owner_ranks
+        ),
         decisions=decisions,
     )
     points = [

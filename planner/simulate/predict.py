@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.costs import CostModel
-from planner.costs.optimizer import largest_shard_degree
 from planner.extent import require_exact
 from planner.program.build import build_program
 from planner.program.events import OperationKind, Program, Stream
@@ -26,9 +25,9 @@ from planner.schema import (
     PlanRequest,
     Predictions,
     StepBreakdown,
-    UnsupportedField,
 )
 from planner.simulate.host import HostMemory, host_changes, offloaded_activations
+from planner.simulate.muon import require_sound_muon
 from planner.simulate.replay import Replay, replay
 from planner.simulate.segments import Tensors, segments_of
 from planner.simulate.tensors import tensors_of
@@ -96,7 +95,7 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
     planned = request.model_copy(update={"workload": workload, "model": parts.model})
     refuse_unmodelled(planned)
     refuse_missing_knobs(decisions, request.model, workload.torch_version)
-    _require_rows(planned, decisions)
+    require_sound_muon(planned, decisions)
     costs = CostModel.of_plan(planned, decisions)
     knobs = knobs_of(decisions, parts)
     on_device, on_host = (
@@ -237,22 +236,6 @@ def _breakdown(counted: Sequence[tuple[Replay, int]], optimizer_ns: int) -> Step
         total_ns=total + optimizer_ns,
         **parts,
     )
-
-
-def _require_rows(request: PlanRequest, decisions: Decisions) -> None:
-    largest = largest_shard_degree(request.workload, request.model.iter_parameters())
-    if largest is None:
-        return
-    if len(decisions.meshes) > 1:
-        raise UnsupportedField(
-            "decisions.units[..].mesh", "Muon communicates over one mesh here; leave all units on decisions.mesh"
-        )
-    shard = decisions.mesh.shard
-    if shard > largest:
-        raise InconsistentRequest(
-            f"decisions.mesh.shard is {shard}, but torch's Muon takes no rank without a row, and its smallest "
-            f"matrix has {largest} rows; shard over fewer ranks, or put that matrix in another optimizer group"
-        )
 
 
 def _require_matching_batch(request: PlanRequest, decisions: Decisions) -> None:

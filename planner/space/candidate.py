@@ -8,12 +8,22 @@ from typing import TypeVar, cast
 
 from planner.costs import CostModel
 from planner.program.units import Partition
-from planner.schema import CallRole, ClientFeature, DType, GradientSync, InconsistentRequest, MeshPlan, PlanRequest
+from planner.schema import (
+    CallRole,
+    ClientFeature,
+    DType,
+    GradientSync,
+    InconsistentRequest,
+    MatrixOwner,
+    MeshPlan,
+    PlanRequest,
+)
 from planner.schema.workload import OptimizerImplementation
 from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
+from planner.space.owners import MuonOwners
 
 Value = TypeVar("Value")
 FORWARD_DEPTHS = (0, 1, 2)
@@ -85,6 +95,8 @@ class Candidate:
     """Units that are large."""
     cut: Cut | None = None
     """Whether the units that a layout would help have one; None where there are none."""
+    owners: tuple[MatrixOwner, ...] = ()
+    """Of Muon's matrices; none where torch's Muon updates them."""
     gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
     keeps_gathered: bool = False
     """Units stay gathered between the micro-batches of a step."""
@@ -160,6 +172,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
             "cluster, the model, its optimizer or the client's features"
         )
     layouts, found = Layouts(request), False
+    owners = MuonOwners(request)
     beside = {mesh: None if offloads else mesh_beside(request, mesh) for mesh in meshes}
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
     on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads]
@@ -172,6 +185,9 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
             for other in dict.fromkeys((None, beside[mesh] if apart else None))
             if allowed(request, {"mesh.large_units.shard": (other or mesh).shard})
         ]
+        owned = owners.of(mesh.shard)
+        if owned is None:
+            continue
         for large_mesh, (sync, keeps) in product(choices, accumulations[training]):
             if sync is GradientSync.ALL_REDUCE_ON_LAST and (large_mesh or mesh).replicate == mesh.replicate == 1:
                 continue
@@ -186,6 +202,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
                 keeps_gathered=keeps,
                 offload=units,
                 activation_offload=blocks,
+                owners=owned,
             )
             for way in layouts.ways(group.partition, evenly.meshes):
                 found = True

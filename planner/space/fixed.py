@@ -15,6 +15,7 @@ GLOBAL_KNOBS = (
     "blocks_per_unit",
     "split_blocks",
     "layouts",
+    "muon_owners",
     "forward_prefetch",
     "backward_prefetch",
     "reduce_scatter_max_input_buffers",

@@ -199,6 +199,7 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
             separate_reduce_scatter_group=knobs.separate_reduce_scatter_group,
             gradient_sync=knobs.gradient_sync,
         ),
+        owners=candidate.owners,
         layouts=tuple(layout for number in order for layout in parts.layouts.get(number, ())),
     )
 

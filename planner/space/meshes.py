@@ -7,6 +7,7 @@ from planner.costs.optimizer import largest_shard_degree
 from planner.program.units import ROOT, Partition
 from planner.schema import ClientFeature, MeshPlan, PlanRequest
 from planner.space.fixed import allowed, allows
+from planner.space.owners import may_have_owners
 
 
 def allowed_meshes(request: PlanRequest) -> Iterator[MeshPlan]:
@@ -20,6 +21,8 @@ def _factorisations(request: PlanRequest) -> Iterator[MeshPlan]:
     world = request.cluster.num_devices
     hybrid = allows(request, ClientFeature.HYBRID_MESH)
     largest = largest_shard_degree(request.workload, request.model.iter_parameters()) or world
+    if may_have_owners(request):
+        largest = world
     for shard in sorted((n for n in range(1, world + 1) if world % n == 0), reverse=True):
         if shard > largest:
             continue

@@ -154,7 +154,7 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
             continue
         place = (candidate.training, candidate.mesh, candidate.large_mesh)
         if place not in shardings:
-            shardings[place] = Sharding(candidate.training.of(request), candidate.mesh, candidate.large_mesh)
+            shardings[place] = Sharding(candidate.training.of(request), candidate)
         key = (*place, id(candidate.partition), candidate.offload, candidate.activation_offload)
         try:
             if key not in openings:

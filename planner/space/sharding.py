@@ -6,7 +6,7 @@ from planner.costs import CostModel
 from planner.costs.demands import Demands
 from planner.program.inputs import KnownSizes, LocalShards, local_shards
 from planner.program.units import partition
-from planner.schema import InconsistentRequest, MeshPlan, PlanRequest, ShardwrightError
+from planner.schema import InconsistentRequest, PlanRequest, ShardwrightError
 from planner.space.candidate import Candidate
 
 
@@ -29,14 +29,16 @@ class NoCostOnHost(InconsistentRequest):
 class Sharding:
     """What all groupings of a mesh (or two) share: costs, and the optimizer."""
 
-    def __init__(self, request: PlanRequest, mesh: MeshPlan, large_mesh: MeshPlan | None) -> None:
+    def __init__(self, request: PlanRequest, candidate: Candidate) -> None:
         """Work out costs.
 
         Raises:
             ShardwrightError: the request cannot be costed.
         """
+        mesh, large_mesh = candidate.mesh, candidate.large_mesh
+        demands = Demands(meshes=(large_mesh,) if large_mesh else (), owners=candidate.owners)
         self.request = request
-        self.costs = CostModel.of(request, mesh, Demands(meshes=(large_mesh,) if large_mesh else ()))
+        self.costs = CostModel.of(request, mesh, demands)
         self.known_sizes: KnownSizes = {}
         shards = local_shards(partition(request.model, ()), (mesh,))
         self._on_device = self._state_of(shards, ())

@@ -16,6 +16,8 @@ from runtime_client.errors import OptimizerBuiltTooEarly, OptimizerDiffersFromPl
 from runtime_client.fingerprint import iter_parameters
 from runtime_client.ragged.local_pieces import LocalPiece, local_pieces
 
+_MUON = "runtime_client.optimizers.Muon from named parameters with owners=applied.owners"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedPlan:
@@ -34,6 +36,11 @@ class AppliedPlan:
         """Keyword arguments for torch's Adam and AdamW where the plan decided how they step, else none."""
         chosen = self.decisions.optimizer_implementation
         return {} if chosen is None else {"foreach": chosen == "foreach", "fused": chosen == "fused"}
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """Ranks that update Muon's matrices, for `runtime_client.optimizers.Muon`; empty where torch's will do."""
+        return {entry.parameter: entry.rank for entry in self.decisions.owners}
 
     def begin_micro_batch(self, index: int) -> None:
         """Say which micro-batch of the optimizer step comes next, counted from 0.
@@ -92,8 +99,11 @@ class AppliedPlan:
 
         Raises:
             OptimizerBuiltTooEarly: it holds a parameter that the model no longer has.
-            OptimizerDiffersFromPlan: it is an Adam or AdamW that steps in another way than the plan decided.
+            OptimizerDiffersFromPlan: it is an Adam, AdamW or Muon that steps in another way than the plan decided.
         """
+        if isinstance(optimizer, torch.optim.Muon) and getattr(optimizer, "owners", {}) != self.owners:
+            right = _MUON if self.owners else "it without owners"
+            raise OptimizerDiffersFromPlan(f"Muon has other owners of its matrices than the plan: build {right}")
         names = {id(parameter): name for name, parameter in iter_parameters(self.model)}
         for number, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):

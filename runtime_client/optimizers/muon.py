@@ -32,29 +32,29 @@ class Muon(torch.optim.Muon):
     """
 
     def __init__(self, params: Iterable[Any], *, owners: Mapping[str, int] | None = None, **options: Any) -> None:  # noqa: ANN401
-        self._owners = dict(owners or {})
+        self.owners = dict(owners or {})
         self._owned: dict[Tensor, OwnedMatrix] = {}
-        self._order = {name: place for place, name in enumerate(self._owners)}
+        self._order = {name: place for place, name in enumerate(self.owners)}
         super().__init__(params, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As of torch, with the checks of this class."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        if self._owners and "param_names" not in group:
+        if self.owners and "param_names" not in group:
             raise UnknownOwner(
                 "Muon: owners go by name; build it from (name, parameter) pairs of named_parameters()"
             )
         for place, parameter in enumerate(group["params"]):
             name = name_of(group, place)
-            if name in self._owners:
+            if name in self.owners:
                 num_ranks = shard_group(parameter)[0].size()
-                if not 0 <= self._owners[name] < num_ranks:
+                if not 0 <= self.owners[name] < num_ranks:
                     raise UnknownOwner(
-                        f"Muon: rank {self._owners[name]} is to own {name!r}, which is sharded over {num_ranks}; "
+                        f"Muon: rank {self.owners[name]} is to own {name!r}, which is sharded over {num_ranks}; "
                         "take the owners of the plan that was applied"
                     )
-                self._owned[parameter] = OwnedMatrix.of(parameter, self._owners[name])
+                self._owned[parameter] = OwnedMatrix.of(parameter, self.owners[name])
             elif not is_whole_somewhere(parameter):
                 raise CutParameter("Muon", name, parameter, "Newton-Schulz needs the whole matrix")
 

@@ -31,11 +31,12 @@ def mesh_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
             yield f"{title} is that of the plan; leave it out"
         if unit.mesh.num_ranks != ranks:
             yield f"{title} covers {unit.mesh.num_ranks} ranks, and the plan's mesh {ranks}"
-    if len(decisions.meshes) > 1 and any(_is_muons(request, *one) for one in request.model.iter_parameters()):
+    if len(decisions.meshes) > 1 and any(is_muons(request, *one) for one in request.model.iter_parameters()):
         yield "units on several meshes are not modelled with Muon, whose step communicates over one"
 
 
-def _is_muons(request: PlanRequest, name: str, parameter: Parameter) -> bool:
+def is_muons(request: PlanRequest, name: str, parameter: Parameter) -> bool:
+    """Whether Muon updates a parameter."""
     groups = (group for group in request.workload.optimizer_groups if fnmatchcase(name, group.parameters))
     group = next(groups, None)
     return parameter.requires_grad and group is not None and group.optimizer is OptimizerName.MUON

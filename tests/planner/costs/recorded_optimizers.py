@@ -18,7 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.optimization import Adafactor
 
+from runtime_client.optimizers import Muon
+
 MATRICES = ((96, 48), (48, 96), (100, 30), (30, 100), (64, 64), (33, 17), (17, 33), (17, 200))
+OWNED: tuple[list[tuple[tuple[int, int], int]], ...] = (
+    [((96, 48), 0)],
+    [((48, 96), 0)],
+    [((64, 64), 0)],
+    [((33, 17), 0)],
+    [((17, 200), 0), ((33, 17), 1)],
+    [((96, 48), 0), ((48, 96), 0), ((48, 40), 1), ((100, 30), 1), ((64, 64), 0)],
+)
+"""Matrices and the ranks that own them; the first rank has the largest of each round."""
 VARIANTS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     "torch foreach": lambda parameters: torch.optim.Adafactor(parameters, foreach=True),
     "torch for_loop": lambda parameters: torch.optim.Adafactor(parameters, foreach=False),
@@ -36,6 +47,8 @@ class Recorder(TorchDispatchMode):
         self.live = self.peak = self.flops = 0
         self.gathered: list[int] = []
         self.all_reduced: list[int] = []
+        self.exchanged: list[int] = []
+        """What this rank receives in each all-to-all."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
@@ -49,6 +62,8 @@ class Recorder(TorchDispatchMode):
             self.gathered.append(out.untyped_storage().nbytes())
         if "all_reduce" in name:
             self.all_reduced.append(out.untyped_storage().nbytes())
+        if "alltoall" in name:
+            self.exchanged.append(args[0].numel() * args[0].itemsize)
         if name.startswith(("aten.mm", "aten.addmm")):
             left, right = args[-2:]
             self.flops += 2 * left.shape[0] * left.shape[1] * right.shape[1]
@@ -101,6 +116,28 @@ def muon(shape: tuple[int, int], mesh: DeviceMesh, dtype: torch.dtype) -> dict[s
     }
 
 
+def owned_muon(owned: list[tuple[tuple[int, int], int]], mesh: DeviceMesh, dtype: torch.dtype) -> dict[str, Any]:
+    """A warm step for matrices that ranks own; this rank is the first."""
+    named = [(f"w{place}", sharded(shape, mesh, dtype)) for place, (shape, _) in enumerate(owned)]
+    optimizer = Muon(named, owners={f"w{place}": owner for place, (_, owner) in enumerate(owned)})
+    optimizer.step()
+    optimizer.step()
+    parameters = [parameter for _, parameter in named]
+    momenta = [optimizer.state[parameter]["momentum_buffer"] for parameter in parameters]
+    gradients = [parameter.grad for parameter in parameters]
+    known = [tensor.detach().to_local() for tensor in (*parameters, *gradients, *momenta)]
+    with Recorder(known) as recorder:
+        optimizer.step()
+    return {
+        "owned": owned,
+        "dtype": str(dtype).removeprefix("torch."),
+        "elements": [tensor.numel() for tensor in known[: len(named)]],
+        "peak_bytes": recorder.peak,
+        "flops": recorder.flops,
+        "exchanged": recorder.exchanged,
+    }
+
+
 def refusal(make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], mesh: DeviceMesh) -> str:
     """What two steps of an optimizer over a matrix raise; empty when they run."""
     try:
@@ -118,6 +155,11 @@ def main(num_ranks: int) -> None:
     shapes = (*MATRICES, (num_ranks, 24), (num_ranks - 1, 24), (24,))
     record = {
         "muon": [muon(shape, mesh, dtype) for shape in shapes for dtype in (torch.float32, torch.bfloat16)],
+        "owned_muon": [
+            owned_muon(owned, mesh, dtype) for owned in OWNED for dtype in (torch.float32, torch.bfloat16)
+        ]
+        if num_ranks > 1
+        else [],
         "adafactor": {name: refusal(make, mesh) for name, make in VARIANTS.items()},
     }
     print(json.dumps(record))

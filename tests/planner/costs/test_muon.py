@@ -10,6 +10,7 @@ import pytest
 
 from planner.costs.muon import MuonStep
 from planner.costs.optimizer import optimizer_state_bytes
+from planner.costs.owned_muon import owned_rounds
 from planner.schema import DType, OptimizerGroup, OptimizerName, Parameter, Workload
 
 SCRIPT = Path(__file__).with_name("recorded_optimizers.py")
@@ -49,6 +50,23 @@ def test_a_step_is_that_of_torch(num_ranks):
         # The norm of the matrix is reduced too.
         assert sorted(step.all_reduced_bytes) == sorted(size for size in record["all_reduced"] if size > 4), record
         assert step.transient_bytes == record["peak_bytes"], record
+
+
+@pytest.mark.parametrize("num_ranks", RANKS[1:])
+def test_rounds_of_owners_are_those_of_the_client(num_ranks):
+    records = recorded(num_ranks)["owned_muon"]
+    assert len(records) == 12
+    for record in records:
+        owners = {f"w{place}": owner for place, (_, owner) in enumerate(record["owned"])}
+        shards = [
+            (f"w{place}", Parameter(name="w", shape=tuple(shape), dtype=DType(record["dtype"])), elements)
+            for place, ((shape, _), elements) in enumerate(zip(record["owned"], record["elements"], strict=True))
+        ]
+        rounds = owned_rounds(owners, shards)
+        assert sum(step.flops for step in rounds) == record["flops"], record
+        received = [size for step in rounds for size in (step.exchanged_bytes, step.held_bytes)]
+        assert received == record["exchanged"], record
+        assert max(step.transient_bytes for step in rounds) == record["peak_bytes"], record
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)

@@ -1,0 +1,57 @@
+"""Owners of Muon's matrices.
+
+[Note: owners or torch's Muon]
+torch's Muon runs on sharded matrices and communicates in each Newton-Schulz step: it gathers a wide matrix ten
+times, one matrix after the other. An owner gathers its matrix once and runs on it while the other ranks do so with
+theirs. Where the client can, matrices therefore have owners; the knob `muon_owners` fixes it either way.
+"""
+
+from dataclasses import dataclass, field
+
+from planner.costs.optimizer import group_of
+from planner.layout.owners import owners_of
+from planner.program.units import names_with_gradient
+from planner.schema import ClientFeature, MatrixOwner, OptimizerName, PlanRequest
+from planner.space.fixed import allowed, allows
+
+MUON_OWNERS = "muon_owners"
+
+
+def has_muon(request: PlanRequest) -> bool:
+    """Whether some group of the workload steps by Muon."""
+    return any(group.optimizer is OptimizerName.MUON for group in request.workload.optimizer_groups)
+
+
+def may_have_owners(request: PlanRequest) -> bool:
+    """Whether the client can update matrices through owners, and the fixed choices allow it."""
+    return (
+        has_muon(request) and allows(request, ClientFeature.MUON_OWNERS) and allowed(request, {MUON_OWNERS: True})
+    )
+
+
+@dataclass(slots=True)
+class MuonOwners:
+    """Owners by shard degree."""
+
+    request: PlanRequest
+    _known: dict[int, tuple[MatrixOwner, ...]] = field(init=False, default_factory=dict)
+
+    def of(self, shard: int) -> tuple[MatrixOwner, ...] | None:
+        """Balanced over so many ranks.
+
+        Empty where matrices are whole or owners are not allowed; None where the fixed choices leave neither.
+        """
+        if not has_muon(self.request):
+            return ()
+        if shard == 1 or not may_have_owners(self.request):
+            return () if shard == 1 or allowed(self.request, {MUON_OWNERS: False}) else None
+        if shard not in self._known:
+            model, workload = self.request.model, self.request.workload
+            with_gradient = names_with_gradient(model)
+            matrices = [
+                (name, parameter)
+                for name, parameter in model.iter_parameters()
+                if name in with_gradient and group_of(workload, name).optimizer is OptimizerName.MUON
+            ]
+            self._known[shard] = owners_of(matrices, shard)
+        return self._known[shard]
