@@ -23,7 +23,7 @@ from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
-from planner.space.owners import MuonOwners
+from planner.space.owners import NO_OWNERS, MuonOwners
 
 Value = TypeVar("Value")
 FORWARD_DEPTHS = (0, 1, 2)
@@ -171,7 +171,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
             "gradient_sync, reshard_after_backward, offload or activation_offload contradict each other, the "
             "cluster, the model, its optimizer or the client's features"
         )
-    layouts, found = Layouts(request), False
+    layouts, found, refusal = Layouts(request), False, ""
     owners = MuonOwners(request)
     beside = {mesh: None if offloads else mesh_beside(request, mesh) for mesh in meshes}
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
@@ -187,6 +187,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
         ]
         owned = owners.of(mesh.shard)
         if owned is None:
+            refusal = NO_OWNERS
             continue
         for large_mesh, (sync, keeps) in product(choices, accumulations[training]):
             if sync is GradientSync.ALL_REDUCE_ON_LAST and (large_mesh or mesh).replicate == mesh.replicate == 1:
@@ -208,8 +209,8 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
                 found = True
                 candidate = replace(evenly, partition=way.partition, cut=way.cut)
                 yield replace(candidate, label=_label(candidate, group.label, trainings))
-    if not found and layouts.refusal:
-        raise InconsistentRequest(layouts.refusal)
+    if not found and (layouts.refusal or refusal):
+        raise InconsistentRequest(layouts.refusal or refusal)
 
 
 def _trainings(request: PlanRequest) -> Iterator[Training]:

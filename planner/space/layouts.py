@@ -22,6 +22,7 @@ from planner.program.sizes import shard_elements, unit_bytes
 from planner.program.units import Partition, Unit
 from planner.schema import ClientFeature, Layout, MeshPlan, OptimizerName, Parameter, PlanRequest
 from planner.space.fixed import allowed, allows
+from planner.space.owners import has_muon, may_have_owners
 
 LEAST_SAVED_PERCENT = 1
 """A layout saves so much of a unit; for less FSDP2's own cut is kept."""
@@ -90,8 +91,10 @@ class Layouts:
             yield Way(partition=parts)
             return
         cuts = [found.cuts_atom for found in chosen.values() if found.cuts_atom]
-        may_be_ragged = allows(self.request, ClientFeature.RAGGED_LAYOUT) and allowed(
-            self.request, {"layouts": Cut.RAGGED}
+        may_be_ragged = (
+            allows(self.request, ClientFeature.RAGGED_LAYOUT)
+            and allowed(self.request, {"layouts": Cut.RAGGED})
+            and not (self._is_for_torch_muon and any(self._has_muon(parts.units[number]) for number in chosen))
         )
         may_be_even = not cuts and allowed(self.request, {"layouts": Cut.EVEN})
         if may_be_ragged:
@@ -129,7 +132,7 @@ class Layouts:
     def _may_save(self, unit: Unit, shard: int) -> bool:
         """Whether even cuts pad as much as a layout has to save, or leave shards too small for 8-bit state."""
         workload = self.request.workload
-        if largest_shard_degree(workload, unit.parameters) is not None:
+        if self._is_for_torch_muon and self._has_muon(unit):
             return False
         num_elements = sum(parameter.num_elements for _, parameter in unit.parameters)
         padding = sum(even_padding(parameter, shard) for _, parameter in unit.parameters)
@@ -140,6 +143,14 @@ class Layouts:
             for name, parameter in unit.parameters
             if parameter.requires_grad
         )
+
+    @property
+    def _is_for_torch_muon(self) -> bool:
+        """Torch's Muon takes even shards only; owners take any."""
+        return has_muon(self.request) and not may_have_owners(self.request)
+
+    def _has_muon(self, unit: Unit) -> bool:
+        return largest_shard_degree(self.request.workload, unit.parameters) is not None
 
     def _sizes(self, parts: Partition, unit: Unit, shard: int, layouts: Sequence[Layout]) -> Mapping[str, int]:
         workload = self.request.workload

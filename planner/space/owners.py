@@ -15,6 +15,10 @@ from planner.schema import ClientFeature, MatrixOwner, OptimizerName, PlanReques
 from planner.space.fixed import allowed, allows
 
 MUON_OWNERS = "muon_owners"
+NO_OWNERS = (
+    "muon_owners: owners are asked for, but the client lacks the feature "
+    f"{ClientFeature.MUON_OWNERS.value!r}; fix the knob to false or leave it open"
+)
 
 
 def has_muon(request: PlanRequest) -> bool:

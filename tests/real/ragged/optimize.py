@@ -6,18 +6,17 @@ from the batches of all ranks. A case is `name`, or `name=PATH` for the decision
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
-from planner.schema import Decisions
+from planner.schema import Decisions, MatrixOwner
 from runtime_client.apply import apply_decisions
 from runtime_client.optimizers import Adam8bit, Muon
 from runtime_client.ragged import deterministic_reduction
@@ -29,29 +28,21 @@ NUM_STEPS = 5
 UNITS = (unit("layers.0"), unit("layers.1"), unit(""))
 
 
-def muon(model: nn.Module, owners: dict[str, int] | None = None) -> list[Optimizer]:
+def muon(model: nn.Module, owners: Mapping[str, int]) -> list[Optimizer]:
     named = list(model.named_parameters())
     matrices = [(name, p) for name, p in named if p.ndim == 2 and "layers" in name]
     others = [(name, p) for name, p in named if p.ndim != 2 or "layers" not in name]
     return [Muon(matrices, owners=owners, lr=0.02), AdamW(others, lr=0.01)]
 
 
-def owned_muon(model: nn.Module) -> list[Optimizer]:
-    """Every matrix has an owner, one rank more of them than the next; whole copies need none."""
-    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        return muon(model)
-    names = [name for name, p in model.named_parameters() if p.ndim == 2]
-    return muon(model, {name: place**2 % dist.get_world_size() for place, name in enumerate(names)})
-
-
-def adam8bit(model: nn.Module) -> list[Optimizer]:
+def adam8bit(model: nn.Module, _: Mapping[str, int]) -> list[Optimizer]:
     return [Adam8bit(model.named_parameters(), lr=0.01)]
 
 
 CASES: dict[str, tuple[Callable, Callable | None]] = {
     "muon": (muon, whole_matrices),
-    "owned": (owned_muon, one),
-    "owned even": (owned_muon, None),
+    "owned": (muon, one),
+    "owned even": (muon, None),
     "adam8bit": (adam8bit, blocks_of_256),
 }
 
@@ -69,18 +60,29 @@ def main() -> None:
         made = decisions(UNITS, shard=dist.get_world_size())
         if atom is not None:
             made = with_layouts(build(), made, atom=atom, spare=256)
+        if name.startswith("owned"):
+            made = with_owners(made)
         found = compare(make, Decisions.model_validate_json(Path(path).read_text()) if path else made)
         if dist.get_rank() == 0:
             print(json.dumps({"case": name, "ranks": dist.get_world_size(), **found}), flush=True)
     dist.barrier()
 
 
-def compare(make: Callable[[nn.Module], list[Optimizer]], made: Decisions) -> dict[str, object]:
+def with_owners(made: Decisions) -> Decisions:
+    """Every matrix of a block has an owner, some ranks have more than others."""
+    names = [name for name, p in build().named_parameters() if p.ndim == 2 and "layers" in name]
+    owners = (MatrixOwner(parameter=n, rank=place**2 % dist.get_world_size()) for place, n in enumerate(names))
+    return made.model_copy(update={"owners": tuple(owners)})
+
+
+def compare(make: Callable[[nn.Module, Mapping[str, int]], list[Optimizer]], made: Decisions) -> dict[str, object]:
     num_ranks = dist.get_world_size()
     model, given, alone = build(), build(), build()
-    apply_decisions(model, made, init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("shard",)))
+    applied = apply_decisions(model, made, init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("shard",)))
     deterministic_reduction(model)
-    arms = {arm: make(arm) for arm in (model, given, alone)}
+    arms = {model: make(model, applied.owners), **{arm: make(arm, {}) for arm in (given, alone)}}
+    for optimizer in arms[model]:
+        applied.check_optimizer(optimizer)
     generator = torch.Generator().manual_seed(3)
     losses = []
     for _ in range(NUM_STEPS):

@@ -1,4 +1,4 @@
-"""Layouts that the planner makes for 8-bit Adam, carried out on ranks."""
+"""Layouts and owners that the planner makes, carried out on ranks."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,21 @@ import pytest
 
 from planner.layout.plan import plan_layouts
 from planner.layout.planned import LayoutOptions
-from planner.schema import Decisions, OptimizerGroup, OptimizerName, Workload
+from planner.plan import make_plan
+from planner.schema import (
+    Decisions,
+    FixedChoice,
+    ModelDescription,
+    OptimizerGroup,
+    OptimizerName,
+    PlanRequest,
+    Precision,
+    Workload,
+)
 from runtime_client.apply.units import resolve_units
 from runtime_client.describe import TrainingExample, describe, token_inputs
+from runtime_client.features import CLIENT_FEATURES
+from tests.planner.factories import tiny_cluster
 from tests.real.launch import ROOT, run_ranks
 from tests.real.ragged.optimize import UNITS, build
 from tests.runtime_client.plans import decisions
@@ -17,11 +29,15 @@ from tests.runtime_client.plans import decisions
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
-def planned(num_ranks: int) -> Decisions:
+def described() -> ModelDescription:
     def example() -> TrainingExample:
         return TrainingExample(model=build(), inputs=token_inputs)
 
-    model = describe(example, name="llama", micro_batch=2, sequence=8, param_dtype=None)
+    return describe(example, name="llama", micro_batch=2, sequence=8, param_dtype=None)
+
+
+def planned(num_ranks: int) -> Decisions:
+    model = described()
     workload = Workload(
         micro_batch=2,
         sequence=8,
@@ -44,6 +60,39 @@ def test_planned_for_8_bit_adam(tmp_path: Path) -> None:
     made.write_text(planned(3).model_dump_json())
     script = ROOT / "tests/real/ragged/optimize.py"
     output = run_ranks(script, 3, (f"adam8bit={made}",), timeout_s=120, log_dir=tmp_path / "logs")[0]
+    result = json.loads(output.stdout)
+    assert result["same gradients"] == []
+    assert result["states"][0] == []
+    assert result["losses"][-1] < 0.7 * result["losses"][0]
+
+
+def test_whole_search_for_muon(tmp_path: Path) -> None:
+    """Three ranks pad 64 rows to 66, so blocks become ragged; their matrices are cut, and ranks own them."""
+    request = PlanRequest(
+        model=described(),
+        cluster=tiny_cluster(3),
+        workload=Workload(
+            micro_batch=2,
+            sequence=8,
+            global_batch=6,
+            precision=Precision(param_dtype=None, reduce_dtype=None),
+            optimizer_groups=(
+                OptimizerGroup(parameters="*norm*"),
+                OptimizerGroup(parameters="layers.*", optimizer=OptimizerName.MUON),
+                OptimizerGroup(),
+            ),
+        ),
+        fixed=(FixedChoice(knob="mesh.shard", value=3),),
+        client_features=CLIENT_FEATURES,
+    )
+    made = make_plan(request).body.decisions
+    assert made is not None
+    assert {entry.rank for entry in made.owners} == {0, 1, 2}
+    assert any(unit.layouts for unit in made.units if unit.modules[0].startswith("layers"))
+    path = tmp_path / "decisions.json"
+    path.write_text(made.model_dump_json())
+    script = ROOT / "tests/real/ragged/optimize.py"
+    output = run_ranks(script, 3, (f"muon={path}",), timeout_s=120, log_dir=tmp_path / "logs")[0]
     result = json.loads(output.stdout)
     assert result["same gradients"] == []
     assert result["states"][0] == []

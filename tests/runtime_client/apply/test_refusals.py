@@ -11,10 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from planner.schema import Decisions, MeshPlan, Plan, PlanBody, Requirements
+from planner.schema import Decisions, MatrixOwner, MeshPlan, Plan, PlanBody, Requirements
 from runtime_client import errors
 from runtime_client.apply import apply_plan, plan_checks
 from runtime_client.fingerprint import fingerprint
+from runtime_client.optimizers import Muon
+from runtime_client.optimizers.errors import CutParameter, UnknownOwner
 from tests.real.llama import Llama, seeded_llama
 from tests.runtime_client.plans import NO_HASH, body, checkpointed, decisions, unit
 
@@ -457,6 +459,25 @@ def test_an_optimizer_that_steps_otherwise_than_decided(world: int, chosen: str)
     other = {"foreach": chosen == "for_loop", "fused": chosen == "foreach"}
     with pytest.raises(errors.OptimizerDiffersFromPlan, match=rf"param_groups\[0\] steps .* decided '{chosen}'"):
         applied.check_optimizer(torch.optim.AdamW(model.parameters(), **other))
+
+
+def test_muon_without_the_owners_that_were_decided(world: int) -> None:
+    model = small()
+    matrices = [(name, p) for name, p in model.named_parameters() if p.ndim == 2]
+    owners = tuple(MatrixOwner(parameter=name, rank=3 - place % 4) for place, (name, _) in enumerate(matrices))
+    made = decisions((ROOT,), shard=4).model_copy(update={"owners": owners})
+    applied = apply_plan(model, plan_for(model, made), device_type="cpu")
+    matrices = [(name, p) for name, p in model.named_parameters() if p.ndim == 2]
+    applied.check_optimizer(Muon(matrices, owners=applied.owners))
+    for other in (torch.optim.Muon(matrices), Muon(matrices, owners=applied.owners | {matrices[0][0]: 0})):
+        with pytest.raises(errors.OptimizerDiffersFromPlan, match="owners=applied.owners"):
+            applied.check_optimizer(other)
+    with pytest.raises(UnknownOwner, match=f"rank 4 is to own '{matrices[0][0]}', which is sharded over 4"):
+        Muon(matrices, owners={matrices[0][0]: 4})
+    with pytest.raises(UnknownOwner, match="named_parameters"):
+        Muon([p for _, p in matrices], owners=applied.owners)
+    with pytest.raises(CutParameter, match=f"{matrices[0][0]}.*an owner"):
+        Muon(matrices)
 
 
 def test_where_nothing_is_decided_any_optimizer_will_do(world: int) -> None:
