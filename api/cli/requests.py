@@ -13,6 +13,7 @@ from planner.schema import (
     InconsistentRequest,
     InvalidDocument,
     Limits,
+    ModelDescription,
     Objective,
     PlanRequest,
     SearchLimits,
@@ -53,10 +54,11 @@ def request_of(options: "RequestOptions") -> PlanRequest:
             )
         return read_document(PlanRequest, options.request)
     with refusals_of("request"):
+        model = load_model(_required(options.model, "MODEL"))
         return PlanRequest(
-            model=load_model(_required(options.model, "MODEL")),
+            model=model,
             cluster=load_cluster(_required(options.cluster, "CLUSTER")),
-            workload=_workload(options),
+            workload=_workload(options, model),
             profile=load_profile(options.profile) if options.profile is not None else None,
             objective=Objective.STEP_TIME if options.objective == "step-time" else Objective.PEAK_MEMORY,
             limits=_limits(options),
@@ -168,7 +170,9 @@ def parse_dtype(text: str, *, option: str) -> DType | None:
     return DType(name)
 
 
-def _workload(options: "RequestOptions") -> Workload:
+def _workload(options: "RequestOptions", model: ModelDescription) -> Workload:
+    from api.cli.optimizers import groups_of
+
     return Workload.from_object(
         {
             "micro_batch": options.micro_batch,
@@ -178,7 +182,7 @@ def _workload(options: "RequestOptions") -> Workload:
                 "param_dtype": parse_dtype(options.param_dtype, option="--param-dtype"),
                 "reduce_dtype": parse_dtype(options.reduce_dtype, option="--reduce-dtype"),
             },
-            "optimizer_groups": [{"optimizer": options.optimizer, "implementation": options.optimizer_impl}],
+            "optimizer_groups": groups_of(options.optimizer, options.optimizer_impl, model),
             "torch_version": options.torch_version,
             "atoms": _atoms(options.atom or ()),
         },

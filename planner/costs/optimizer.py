@@ -1,7 +1,6 @@
 """State, transient memory and time of the optimizer step, for the shards that one rank holds."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -60,7 +59,7 @@ def group_of(workload: Workload, name: str) -> OptimizerGroup:
         InconsistentRequest: none matches.
     """
     for group in workload.optimizer_groups:
-        if fnmatchcase(name, group.parameters):
+        if group.holds(name):
             return group
     globs = ", ".join(repr(group.parameters) for group in workload.optimizer_groups)
     raise InconsistentRequest(

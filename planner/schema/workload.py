@@ -1,6 +1,7 @@
 """Workload: what is trained, at which sizes and precisions, with which optimizer."""
 
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -35,13 +36,18 @@ OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
 
 
 class OptimizerGroup(Part):
-    """One parameter group; `parameters` is a glob over full names."""
+    """One parameter group."""
 
     parameters: str = "*"
+    """Globs over full names, separated by commas."""
     optimizer: OptimizerName = OptimizerName.ADAMW
     implementation: OptimizerImplementation = "foreach"
     state_dtype: DType | None = None
     """Element type of the moments; None takes the storage dtype of the parameter."""
+
+    def holds(self, name: str) -> bool:
+        """Whether a parameter of this full name matches; it belongs to the first group that it matches."""
+        return any(fnmatchcase(name, glob.strip()) for glob in self.parameters.split(","))
 
 
 class AtomRule(Part):

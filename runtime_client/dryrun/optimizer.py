@@ -1,6 +1,5 @@
 """torch optimizers for the optimizer groups of a workload."""
 
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ def build_optimizers(model: nn.Module, groups: tuple[OptimizerGroup, ...]) -> li
     """
     members: list[list[nn.Parameter]] = [[] for _ in groups]
     for name, parameter in model.named_parameters():
-        matching = (i for i, group in enumerate(groups) if fnmatchcase(unwrapped_name(name), group.parameters))
+        matching = (i for i, group in enumerate(groups) if group.holds(unwrapped_name(name)))
         index = next(matching, None)
         if index is not None and parameter.requires_grad:
             members[index].append(parameter)

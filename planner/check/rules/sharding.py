@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from planner.check.calls import first_uses
 from planner.check.parts import PlannedCall
@@ -37,7 +36,7 @@ def mesh_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
 
 def is_muons(request: PlanRequest, name: str, parameter: Parameter) -> bool:
     """Whether Muon updates a parameter."""
-    groups = (group for group in request.workload.optimizer_groups if fnmatchcase(name, group.parameters))
+    groups = (group for group in request.workload.optimizer_groups if group.holds(name))
     group = next(groups, None)
     return parameter.requires_grad and group is not None and group.optimizer is OptimizerName.MUON
 

@@ -6,7 +6,9 @@ import pytest
 from api.cli.options import ImplementationChoice, OptimizerChoice, RequestOptions
 from api.cli.requests import parse_choice, parse_dtype, parse_duration, parse_size
 from planner.schema import (
+    AtomRule,
     DType,
+    FlatAtom,
     InconsistentRequest,
     InvalidDocument,
     Limits,
@@ -14,6 +16,7 @@ from planner.schema import (
     OptimizerGroup,
     OptimizerName,
     PlanRequest,
+    TileAtom,
     UnknownName,
 )
 
@@ -113,6 +116,29 @@ def test_every_option_reaches_the_request(files):
     assert request.fixed[0].knob == "mesh.shard"
     assert (request.micro_batches, request.reduce_dtypes) == ((1, 4, 8), (DType.FLOAT32,))
     assert request.optimizer_implementations == ("for_loop",)
+
+
+def test_atoms_are_rules_of_the_workload(files):
+    workload = options(files, atom=["*.mlp.*=tile:128x128", "*=nf4-64x256"]).to_request().workload
+    assert workload.atoms == (
+        AtomRule(parameters="*.mlp.*", atom=TileAtom(num_rows=128, num_columns=128)),
+        AtomRule(parameters="*", atom=FlatAtom(num_elements=64 * 256)),
+    )
+    with pytest.raises(InvalidDocument, match="give one number of rows"):
+        options(files, atom=["*=rows:16-128"]).to_request()
+
+
+def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest():
+    request = RequestOptions(model="llama-3-8b", cluster="h100-8", sequence=512, global_batch=8, optimizer="muon")
+    others, matrices = request.to_request().workload.optimizer_groups
+    assert matrices == OptimizerGroup(optimizer=OptimizerName.MUON)
+    assert others.parameters.split(",") == [
+        "model.embed_tokens.weight",
+        "model.layers.*.input_layernorm.weight",
+        "model.layers.*.post_attention_layernorm.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    ]
 
 
 @pytest.mark.parametrize(
