@@ -12,7 +12,17 @@ from api.cli.render.decisions_part import decisions_part
 from api.cli.render.infeasible_part import NOT_MEMORY, infeasible_part
 from api.cli.render.predictions_part import memory_part, sources_part, step_part
 from api.cli.render.quantities import count, duration, gib, percent, quantity, size
-from planner.schema import Certificate, Objective, Plan, PlanBody, PlanRequest, Predictions, Workload
+from planner.schema import (
+    Certificate,
+    Objective,
+    OptimizerGroup,
+    OptimizerName,
+    Plan,
+    PlanBody,
+    PlanRequest,
+    Predictions,
+    Workload,
+)
 
 
 def plan_page(
@@ -89,8 +99,15 @@ def goal_line(request: PlanRequest) -> Text:
 def workload_words(workload: Workload) -> str:
     """The workload in a line."""
     groups = workload.optimizer_groups
-    optimizers = " + ".join(dict.fromkeys(f"{group.optimizer} ({group.implementation})" for group in groups))
+    optimizers = " + ".join(dict.fromkeys(map(_optimizer_words, groups)))
     return f"{workload.global_batch} x {workload.sequence} tokens per step, {optimizers}"
+
+
+def _optimizer_words(group: OptimizerGroup) -> str:
+    """With its implementation where it has several."""
+    name = str(group.optimizer)
+    one_way = group.optimizer in (OptimizerName.MUON, OptimizerName.ADAMW_8BIT)
+    return name if one_way else f"{name} ({group.implementation})"
 
 
 def headline(predictions: Predictions, certificate: Certificate | None) -> RenderableType:
