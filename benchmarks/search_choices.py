@@ -17,7 +17,7 @@ def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanReques
     """The request with choices of a plan drawn at random fixed, until at most so many plans are left."""
     request = _with_fixed(request, _first_choices(request, rng))
     whole = all_regions(request)
-    (own,) = request.workload.optimizer_groups
+    own = request.workload.optimizer_groups[-1]
     drawn = rng.choice(whole)
     left = [
         (_global_choices(region, setting, own), _num_assignments(request, region))

@@ -10,6 +10,7 @@ from random import Random
 
 from planner.schema import (
     LOSS_PATH,
+    AtomRule,
     Call,
     CallKind,
     CallMeasurement,
@@ -21,6 +22,7 @@ from planner.schema import (
     CurvePoint,
     DeviceSheet,
     DType,
+    FlatAtom,
     LinkSheet,
     Liveness,
     ModelDescription,
@@ -36,6 +38,7 @@ from planner.schema import (
     Profile,
     Region,
     Reserve,
+    RowsAtom,
     SavedTensor,
     SearchLimits,
     SelectiveCheckpoint,
@@ -49,6 +52,7 @@ SEQUENCE = 8
 MICRO_BATCHES = (1, 2)
 EXACT = SearchLimits(gap=0.0, deterministic_time=200.0)
 SAVED_OPS = (("aten.mm.default",), ("aten._scaled_dot_product_attention.default", "aten.mm.default"))
+ATOMS = (RowsAtom(num_rows=2), RowsAtom(num_rows=4), FlatAtom(num_elements=16), FlatAtom(num_elements=48))
 PRECISIONS = (
     Precision(param_dtype=None, reduce_dtype=None),
     Precision(param_dtype=DType.BFLOAT16, reduce_dtype=DType.FLOAT32),
@@ -80,6 +84,19 @@ def random_request(seed: int) -> PlanRequest:
         reduce_dtypes=(rng.choice((DType.BFLOAT16, DType.FLOAT32)),) if rng.random() < 0.2 else (),
         optimizer_implementations=(rng.choice(("fused", "for_loop")),) if rng.random() < 0.2 else (),
     )
+
+
+def with_atoms_and_muon(request: PlanRequest, rng: Random) -> PlanRequest:
+    """Some of the requests: blocks with atoms that even shards may cut, or with matrices that Muon updates."""
+    workload = request.workload
+    may_be_ragged = request.client_features is None or ClientFeature.RAGGED_LAYOUT in request.client_features
+    if may_be_ragged and rng.random() < 0.2:
+        rule = AtomRule(parameters="layers.*", atom=rng.choice(ATOMS))
+        workload = workload.model_copy(update={"atoms": (rule,)})
+    if rng.random() < 0.2:
+        matrices = OptimizerGroup(parameters="layers.*.attn.w0,layers.*.mlp.w0", optimizer=OptimizerName.MUON)
+        workload = workload.model_copy(update={"optimizer_groups": (matrices, *workload.optimizer_groups)})
+    return request.model_copy(update={"workload": workload})
 
 
 def _cluster(rng: Random) -> ClusterDescription:

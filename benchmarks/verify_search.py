@@ -32,7 +32,7 @@ from benchmarks.search_checks import (
     region_differences,
 )
 from benchmarks.search_choices import lost_choices, narrowed
-from benchmarks.search_requests import EXACT, random_request
+from benchmarks.search_requests import EXACT, random_request, with_atoms_and_muon
 from planner.plan import make_plan
 from planner.schema import ActivationPolicy, Objective, PlanBody, PlanRequest, StateTier
 
@@ -73,6 +73,8 @@ def knobs_of(request: PlanRequest, body: PlanBody) -> list[str]:
     used = {
         "replicas": any(mesh.replicate > 1 for mesh in decisions.meshes),
         "a mesh for large units": len(decisions.meshes) > 1,
+        "ragged layouts": bool(decisions.layouts),
+        "owners of matrices": bool(decisions.owners),
         "kept after forward": any(unit.reshard_after_forward is False for unit in units),
         "resharded in part": any(type(unit.reshard_after_forward) is int for unit in units),
         "kept after backward": not all(unit.reshard_after_backward for unit in units),
@@ -98,7 +100,7 @@ def result(seed: int) -> dict[str, Any]:
     """One line of the results."""
     started = time.monotonic()
     rng = Random(seed)
-    request = narrowed(random_request(seed), rng, max_plans=MAX_PLANS)
+    request = narrowed(with_atoms_and_muon(random_request(seed), rng), rng, max_plans=MAX_PLANS)
     outcomes = Outcomes(request)
     found = list(every_plan(request, outcomes, rng, num_checked=NUM_CHECKED))
     plans = [outcome for outcome, _ in found]
