@@ -1,12 +1,15 @@
-"""torch optimizers for the optimizer groups of a workload."""
+"""Optimizers for the optimizer groups of a workload."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from planner.schema import OptimizerGroup, OptimizerName, UnsupportedField
+from runtime_client.apply.applied import AppliedPlan
 from runtime_client.fingerprint import unwrapped_name
+from runtime_client.optimizers import Muon
 
 _CLASSES: dict[OptimizerName, type[torch.optim.Optimizer]] = {
     OptimizerName.ADAMW: torch.optim.AdamW,
@@ -17,25 +20,34 @@ _CLASSES: dict[OptimizerName, type[torch.optim.Optimizer]] = {
 }
 
 
-def build_optimizers(model: nn.Module, groups: tuple[OptimizerGroup, ...]) -> list[torch.optim.Optimizer]:
-    """One optimizer per group over its trainable parameters; the first group whose glob matches takes a parameter.
+def build_optimizers(applied: AppliedPlan, groups: tuple[OptimizerGroup, ...]) -> list[torch.optim.Optimizer]:
+    """One optimizer per group over its trainable parameters; the first group that matches takes a parameter.
 
     Raises:
-        UnsupportedField: the optimizer is not one that torch itself has.
+        UnsupportedField: the optimizer is neither torch's nor Muon.
     """
-    members: list[list[nn.Parameter]] = [[] for _ in groups]
-    for name, parameter in model.named_parameters():
+    members: list[list[tuple[str, nn.Parameter]]] = [[] for _ in groups]
+    for name, parameter in applied.model.named_parameters():
         matching = (i for i, group in enumerate(groups) if group.holds(unwrapped_name(name)))
         index = next(matching, None)
         if index is not None and parameter.requires_grad:
-            members[index].append(parameter)
-    return [_build(group, members[i], i) for i, group in enumerate(groups) if members[i]]
+            members[index].append((unwrapped_name(name), parameter))
+    built = [_build(group, members[i], i, applied) for i, group in enumerate(groups) if members[i]]
+    for optimizer in built:
+        applied.check_optimizer(optimizer)
+    return built
 
 
-def _build(group: OptimizerGroup, parameters: list[nn.Parameter], index: int) -> torch.optim.Optimizer:
+def _build(
+    group: OptimizerGroup, named: Sequence[tuple[str, nn.Parameter]], index: int, applied: AppliedPlan
+) -> torch.optim.Optimizer:
     path = f"workload.optimizer_groups[{index}]"
+    parameters = [parameter for _, parameter in named]
+    if group.optimizer is OptimizerName.MUON:
+        return Muon(named, owners=applied.owners) if applied.owners else torch.optim.Muon(parameters)
     if group.optimizer not in _CLASSES:
-        raise UnsupportedField(f"{path}.optimizer", f"a dry run knows {', '.join(sorted(_CLASSES))}")
+        known = sorted([*_CLASSES, OptimizerName.MUON])
+        raise UnsupportedField(f"{path}.optimizer", f"a dry run knows {', '.join(known)}")
     if group.state_dtype is not None:
         raise UnsupportedField(f"{path}.state_dtype", "leave it out; torch's optimizers keep the parameter's dtype")
     options: dict[str, Any] = {"lr": 1e-4, "foreach": group.implementation == "foreach"}

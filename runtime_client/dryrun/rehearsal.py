@@ -75,7 +75,7 @@ def rehearse(
         yield Rehearsal(
             example=example,
             applied=applied,
-            optimizers=build_optimizers(applied.model, optimizer_groups),
+            optimizers=build_optimizers(applied, optimizer_groups),
             inputs=example.inputs(decisions.micro_batch, sequence),
         )
 

@@ -5,7 +5,7 @@ from math import ceil
 import pytest
 
 from planner.costs.optimizer import optimizer_state_bytes, optimizer_transient_bytes
-from planner.schema import OptimizerGroup, Parameter, Workload
+from planner.schema import MatrixOwner, OptimizerGroup, Parameter, Workload
 from runtime_client.dryrun import DryRunError, run_isolated
 from tests.runtime_client.dryrun.llama import small
 
@@ -51,3 +51,24 @@ def test_what_the_planner_refuses_does_not_run(decide, job, optimizer, implement
     group = OptimizerGroup(optimizer=optimizer, implementation=implementation)
     with pytest.raises(DryRunError, match=r"NotImplementedError|placement"):
         run_isolated([job("memory", decide(mesh=(1, RANKS)), optimizer_groups=(group,))])
+
+
+@pytest.mark.parametrize("ranks", [1, RANKS], ids=["one owner", "all own some"])
+def test_muon_through_owners_needs_what_its_rounds_do(decide, job, ranks):
+    """The first rank has as much to do as any: it owns all of the matrices, or the largest of each round."""
+    sizes = {name: parameter.num_elements for name, parameter, _ in shards() if "layers" in name}
+    matrices = [name for name, p, _ in shards() if "layers" in name and len(p.shape) == 2]
+    matrices.sort(key=lambda name: -sizes[name])
+    owners = tuple(MatrixOwner(parameter=name, rank=place % ranks) for place, name in enumerate(matrices))
+    groups = (
+        OptimizerGroup(parameters=",".join(matrices), optimizer="muon"),
+        OptimizerGroup(implementation="fused"),
+    )
+    decisions = decide(mesh=(1, RANKS)).model_copy(update={"owners": owners})
+    (record,) = run_isolated([job("memory", decisions, optimizer_groups=groups)])
+    workload = Workload(micro_batch=2, sequence=16, global_batch=16, optimizer_groups=groups)
+    ranks_of = {entry.parameter: entry.rank for entry in owners}
+    stored = 4 * sum(elements for _, _, elements in shards())
+    transient = record.optimizer.total_bytes - record.persistent_bytes - stored
+    assert len(matrices) == 21
+    assert transient == optimizer_transient_bytes(workload, shards(), RANKS, ranks_of)
