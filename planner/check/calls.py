@@ -1,6 +1,6 @@
 """What the calls of a plan keep, need and make under its activation policies."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.check.parts import PlannedCall, planned_calls
@@ -46,6 +46,20 @@ class CheckpointedBlock:
     """Shared tensors that the block saves first; its first part keeps them once it is recomputed."""
     shared_inputs_bytes: int
     """Of these, those that only checkpoints keep; part of `held_bytes`."""
+    held_by_caller_bytes: int
+    """Of these, those that the code around the calls holds too: moments of parts after the first leave them out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentTensor:
+    """A shared tensor that no call keeps, but the code around the calls holds for some of them.
+
+    It is alive from the end of the forward of `first_call` until the call after `last_call` is entered.
+    """
+
+    first_call: int
+    last_call: int
+    size_bytes: int
 
 
 class Calls:
@@ -73,6 +87,7 @@ class Calls:
             index: block for block in blocks for index in range(block.first, block.last + 1)
         }
         """Checkpointed block of each of its parts."""
+        self.lent = tuple(self._lent())
 
     def kind_name(self, index: int) -> str:
         """Key of the call's kind."""
@@ -126,12 +141,23 @@ class Calls:
     def _kept_alone(self, index: int) -> int:
         return self.liveness(index).kept_bytes(self._micro_batch, self._sequence)
 
-    def _shared_bytes(self, origin: int, kept_by: Collection[KeptBy] = tuple(KeptBy)) -> int:
-        return sum(
-            self.at(tensor.size_bytes)
-            for tensor in self._model.shared
-            if tensor.first_call == origin and tensor.kept_by in kept_by and self._is_kept(tensor)
-        )
+    def _shared_bytes(self, origin: int) -> int:
+        return sum(self.at(tensor.size_bytes) for tensor in self._kept_first(origin))
+
+    def _kept_first(self, origin: int) -> list[SharedTensor]:
+        """Shared tensors that are kept from a call of the model on."""
+        return [one for one in self._model.shared if one.first_call == origin and self._is_kept(one)]
+
+    def _lent(self) -> Iterator[LentTensor]:
+        for tensor in self._model.shared:
+            if tensor.held_until is not None and not self._is_kept(tensor):
+                first = self._first_parts[tensor.first_call]
+                block = self.blocks.get(first)
+                yield LentTensor(
+                    first_call=first if block is None else block.last,
+                    last_call=max(i for i, call in enumerate(self.planned) if call.origin <= tensor.held_until),
+                    size_bytes=self.at(tensor.size_bytes),
+                )
 
     def _is_kept(self, tensor: SharedTensor) -> bool:
         holders = [
@@ -178,7 +204,10 @@ class Calls:
         assert full is not None, "checked with the structure of the plan"
         is_first = self._first_parts[first.origin] == indices[0]
         shared = self._shared_bytes(first.origin) if is_first else 0
-        shared_inputs = self._shared_bytes(first.origin, (KeptBy.FULL,)) if is_first else 0
+        inputs = [tensor for tensor in self._kept_first(first.origin) if tensor.kept_by is KeptBy.FULL]
+        shared_inputs = sum(self.at(tensor.size_bytes) for tensor in inputs) if is_first else 0
+        held = [self.at(tensor.size_bytes) for tensor in inputs if tensor.held_until is not None]
+        held_by_caller = sum(held) if is_first else 0
         running = [index for index in indices if self.kind(index).output_requires_grad]
         saving = [index for index in running if self.kind(index).none.saved]
         none = self._model.kinds[whole.kind].none
@@ -194,6 +223,7 @@ class Calls:
             held_bytes=max(0, kept_bytes - saved_inputs) + shared_inputs,
             shared_bytes=shared,
             shared_inputs_bytes=shared_inputs,
+            held_by_caller_bytes=held_by_caller,
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from planner.check.calls import Calls, CheckpointedBlock
+from planner.check.calls import Calls, CheckpointedBlock, LentTensor
 from planner.check.comm import CommContext
 from planner.check.costs import StepCosts
 from planner.check.gradients import Contribution
@@ -53,6 +53,7 @@ class Walk:
         self._blocks_kept: dict[int, int] = {}
         """Bytes that each checkpointed block keeps now, by its first part."""
         self._blocks_held: dict[int, int] = {}
+        self._lent: list[LentTensor] = []
 
     def walk(self, *, is_last: bool, times: int = 1) -> int:
         """Run a micro-batch from idle clocks on, for so many like it; the time of one in nanoseconds."""
@@ -69,6 +70,7 @@ class Walk:
         """Forward of the model, then the loss."""
         self._root.pre_forward()
         for index in self.calls.main:
+            self.end_loans(index)
             for hooks, _ in self._entering.get(index, ()):
                 hooks.pre_forward()
             self.run_forward(index)
@@ -77,10 +79,13 @@ class Walk:
         self._let_go_of_offloaded()
         self._root.post_forward(self._held_at_return(self.calls.main[-1]), self._cast_output)
         for index in self.calls.loss:
+            self.end_loans(index)
             self.run_forward(index)
+        self.end_loans(len(self.calls.planned))
 
     def _cast_output(self) -> None:
         for index in self.calls.output_cast:
+            self.end_loans(index)
             self.run_forward(index)
 
     def run_forward(self, index: int) -> None:
@@ -98,7 +103,17 @@ class Walk:
         elif index == block.last:
             self._blocks_kept[block.first] = block.kept_bytes + block.shared_bytes
             self.machine.allocate(Stream.COMPUTE, _ACTIVATIONS, self._blocks_kept[block.first])
+        for lent in self.calls.lent:
+            if lent.first_call == index:
+                self.machine.allocate(Stream.COMPUTE, _ACTIVATIONS, lent.size_bytes)
+                self._lent.append(lent)
         self._launch(self.calls.liveness(index).after_forward)
+
+    def end_loans(self, index: int) -> None:
+        """Before a call: the code around the calls lets go of what it held up to one before."""
+        for lent in [lent for lent in self._lent if lent.last_call < index]:
+            self.machine.free(Stream.COMPUTE, _ACTIVATIONS, lent.size_bytes)
+            self._lent.remove(lent)
 
     def _held_at_return(self, index: int) -> int:
         return self.calls.at(self.calls.liveness(index).at_return)
@@ -212,6 +227,7 @@ class Walk:
         What is alive in the forward of a part, and after it, has the inputs that the checkpoint holds among it.
         """
         name, is_last = self.calls.kind_name(index), index == block.recomputed_to
+        counted_bytes = block.held_bytes - block.held_by_caller_bytes
         for hooks, run in self._entering.get(index, ()):
             if is_inside(run.entered.module, block.path):
                 hooks.pre_forward()
@@ -220,10 +236,10 @@ class Walk:
             index,
             self.costs.recompute_ns(name) if is_last else self.costs.forward_ns(name),
             self.costs.recompute_kernels(name) if is_last else self.costs.forward_kernels(name),
-            counted_bytes=block.held_bytes,
+            counted_bytes=block.held_bytes if index == block.first else counted_bytes,
         )
         self._keep(index, but_bytes=block.shared_inputs_bytes if index == block.first else 0)
-        after = self.calls.at(self.calls.liveness(index).after_forward) - block.held_bytes
+        after = self.calls.at(self.calls.liveness(index).after_forward) - counted_bytes
         self._handed_bytes = 0 if is_last else max(0, after)
         self.machine.allocate(Stream.COMPUTE, MemoryCategory.TRANSIENTS, self._handed_bytes)
         for hooks, run in self._leaving.get(index, ()):

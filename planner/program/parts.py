@@ -33,7 +33,8 @@ def expanded(
     """Replace blocks with units or checkpointed modules inside them.
 
     A call is replaced when one of these modules lies strictly below it, and so is each of its parts in turn. A
-    shared tensor counts from the first part of its first call to the last part of its last one.
+    shared tensor counts from the first part of its first call to the last part of its last one, and is held
+    through the last part of the call that it was held through.
 
     Args:
         model: the description.
@@ -76,7 +77,8 @@ def _expand(
 
 def _moved(tensor: SharedTensor, ranges: Sequence[tuple[int, int]]) -> SharedTensor:
     first, last = ranges[tensor.first_call][0], ranges[tensor.last_call][1]
-    return tensor.model_copy(update={"first_call": first, "last_call": last})
+    held_until = None if tensor.held_until is None else ranges[tensor.held_until][1]
+    return tensor.model_copy(update={"first_call": first, "last_call": last, "held_until": held_until})
 
 
 def _refuse_unreached(model: ModelDescription, modules: Iterable[str], calls: Sequence[Call]) -> None:

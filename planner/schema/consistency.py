@@ -34,6 +34,11 @@ def require_references(model: "ModelDescription") -> None:
     for index, tensor in enumerate(model.shared):
         if not tensor.first_call <= tensor.last_call < len(model.calls):
             raise ValueError(f"shared[{index}]: calls {tensor.first_call}..{tensor.last_call} do not exist")
+        if tensor.held_until is not None and not tensor.first_call < tensor.held_until < len(model.calls):
+            raise ValueError(
+                f"shared[{index}].held_until: {tensor.held_until} is no call after the first, {tensor.first_call}; "
+                "leave it out where nobody holds the tensor that long"
+            )
 
 
 def require_sound_kinds(model: "ModelDescription") -> None:

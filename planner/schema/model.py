@@ -259,13 +259,17 @@ class SharedTensor(Part):
 
     It lives from the forward of `first_call` to the backward of `first_call`. With `kept_by` other than `both` it
     counts only where, of the calls from `first_call` to `last_call` that can be checkpointed (their kind has
-    `full`), at least one is (`full`; selectively or in full), or at least one is not (`none`).
+    `full`), at least one is (`full`; selectively or in full), or at least one is not (`none`); up to the forward of
+    `held_until` it counts in any case.
     """
 
     size_bytes: Polynomial
     first_call: Count
     last_call: Count
     kept_by: KeptBy = KeptBy.BOTH
+    held_until: Count | None = None
+    """Last call in whose forward the code around the calls still holds it; None where that is `first_call` or one
+    before."""
 
 
 class StateTier(StrEnum):

@@ -135,6 +135,19 @@ def _shared(fitter: Fitter, traces: Sequence[PointTrace], new_index: dict[int, i
     for label in traces[0].shared:
         path = traces[0].calls[label[0]].path
         tensor = fitter.merge([trace.shared[label] for trace in traces], path, "shared")
-        indices = {"first_call": new_index[tensor.first_call], "last_call": new_index[tensor.last_call]}
+        first = new_index[tensor.first_call]
+        indices = {
+            "first_call": first,
+            "last_call": new_index[tensor.last_call],
+            "held_until": _held_until(tensor.held_until, first, new_index),
+        }
         merged.append(tensor.model_copy(update=indices))
     return tuple(merged)
+
+
+def _held_until(index: int | None, first: int, new_index: dict[int, int]) -> int | None:
+    """The last call at or before this one that is not left out; None where that is not after the first call."""
+    if index is None:
+        return None
+    last = max(position for old, position in new_index.items() if old <= index)
+    return last if last > first else None

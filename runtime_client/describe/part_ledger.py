@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from planner.schema.model import CallRole, KeptBy
 from runtime_client.describe.nesting import Nesting
-from runtime_client.describe.point import Ledger, PointTrace
+from runtime_client.describe.point import Held, Ledger, PointTrace
 from runtime_client.describe.run import RunTrace
 from runtime_client.describe.storages import Label, Storage
 
@@ -26,11 +26,13 @@ class Ownership:
         paths: of all calls.
         owners: call that counts a storage; where none is named, the first one that saves it does.
         shared: storages that are a `SharedTensor`, and the policies under which that counts.
+        held_until: of these, the ones that callers hold, and the last call in whose forward they do.
     """
 
     paths: tuple[str, ...]
     owners: Mapping[Label, int]
     shared: Mapping[Label, KeptBy]
+    held_until: Mapping[Label, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,9 @@ def whole_calls(base: PointTrace) -> Ownership:
         paths=tuple(call.path for call in base.calls),
         owners={label: tensor.first_call for label, tensor in base.shared.items()},
         shared={label: tensor.kept_by for label, tensor in base.shared.items()},
+        held_until={
+            label: tensor.held_until for label, tensor in base.shared.items() if tensor.held_until is not None
+        },
     )
 
 
@@ -63,14 +68,16 @@ def part_ledgers(whole: Ownership, nesting: Nesting, plain: RunTrace, full: RunT
     runs = [plain] if full is None else [plain, full]
     saving = {call for storage in plain.kept for call in storage.savers}
     present = tuple(call.has_work or call.index in saving for call in plain.calls)
+    labels = {storage.label for run in runs for storage in (*run.kept, *run.let_go)}
+    lifted = {label: nesting.lifted(label) for label in labels}
     ownership = Ownership(
         paths=tuple(call.path for call in plain.calls),
         owners=dict(_owners(whole, nesting, runs, present)),
-        shared={
-            storage.label: whole.shared[nesting.lifted(storage.label)]
-            for run in runs
-            for storage in run.kept
-            if nesting.lifted(storage.label) in whole.shared
+        shared={label: whole.shared[outer] for label, outer in lifted.items() if outer in whole.shared},
+        held_until={
+            label: nesting.inner[whole.held_until[outer]].stop - 1
+            for label, outer in lifted.items()
+            if outer in whole.held_until
         },
     )
     own = _own(plain, ownership)
@@ -95,8 +102,8 @@ def _owners(
 
 
 def _savers(runs: Sequence[RunTrace]) -> dict[Label, set[int]]:
-    """All calls that keep a storage in any of the runs."""
-    savers: dict[Label, set[int]] = {}
+    """All calls that keep a storage in any of the runs, or none where callers alone hold it."""
+    savers: dict[Label, set[int]] = {storage.label: set() for run in runs for storage in run.let_go}
     for run in runs:
         for storage in run.kept:
             savers.setdefault(storage.label, set()).update(storage.savers)
@@ -138,7 +145,17 @@ def _ledger(run: RunTrace, own: list[list[Storage]], ownership: Ownership, polic
     for call, storages in enumerate(own):
         total += added[call]
         kept_before.append(total - sum(s.size_bytes for s in storages if since[s.label] < call))
-    return Ledger(own=own, kept_before=kept_before)
+    return Ledger(own=own, kept_before=kept_before, held=tuple(_held(run, ownership)))
+
+
+def _held(run: RunTrace, ownership: Ownership) -> Iterator[Held]:
+    for storage in run.let_go:
+        if storage.label in ownership.held_until:
+            yield Held(
+                first_call=max(ownership.owners[storage.label], storage.label[0]),
+                last_call=ownership.held_until[storage.label],
+                size_bytes=storage.size_bytes,
+            )
 
 
 def _counted(

@@ -5,8 +5,13 @@ autograd nodes pack it and, under full checkpointing, the block whose argument i
 belongs to it; kept by several under any policy it is shared, so that each mix of policies counts it once. One that
 nobody saves but something still holds is kept by the call that made it. A moment of a call is everything alive less
 what earlier calls keep, so that the sum over calls gives back exactly what was alive. A shared storage that only
-one policy keeps, as the position biases that blocks hand on, says so (`kept_by`); where policies are mixed it
-counts as kept throughout, once too often in moments of blocks that do not keep it.
+one policy keeps, as the position biases that blocks hand on, says so (`kept_by`); in backward it counts as kept
+down to the first call that might keep it, once too often in blocks before the first one that does.
+
+[Note: what callers hold] The code around the calls may hold a storage longer than the first call that keeps it
+runs: a decoder's `inputs_embeds`, position ids, position biases. Where autograd alone saves it nowhere and only
+checkpointed blocks keep it, it is shared too, even if one block alone does, and says for how long it is held
+(`held_until`). In forward it is alive till then under all policies, and moments leave it out as if it were kept.
 """
 
 from collections.abc import Sequence
@@ -62,6 +67,21 @@ class Ledger:
     own: list[list[Storage]]
     kept_before: list[int]
     """Bytes that the calls before each call keep."""
+    held: tuple["Held", ...] = ()
+    """What nobody keeps, but callers hold."""
+
+    def held_bytes(self, since: int, until: int) -> int:
+        """Bytes that callers hold from the forward of call `since`, or an earlier one, through that of `until`."""
+        return sum(held.size_bytes for held in self.held if held.first_call <= since and until <= held.last_call)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A storage that counts as held from the forward of its first call through that of its last one."""
+
+    first_call: int
+    last_call: int
+    size_bytes: int
 
 
 def trace_point(point: TracePoint, plain: RunTrace, checkpointed: RunTrace | None) -> PointTrace:
@@ -122,6 +142,7 @@ def _require_equal_calls(runs: list[RunTrace]) -> None:
 def _shared(runs: list[RunTrace]) -> dict[Label, SharedTensor]:
     savers: dict[Label, set[int]] = {}
     sizes: dict[Label, int] = {}
+    held_until = {storage.label: storage.last_call for storage in runs[0].let_go if storage.label[1] >= 0}
     for run in runs:
         for storage in run.kept:
             savers.setdefault(storage.label, set()).update(storage.savers)
@@ -133,9 +154,10 @@ def _shared(runs: list[RunTrace]) -> dict[Label, SharedTensor]:
             first_call=min(calls),
             last_call=max(calls),
             kept_by=_kept_by(label in kept[0], label in kept[-1]),
+            held_until=held_until[label] if held_until.get(label, 0) > min(calls) else None,
         )
         for label, calls in sorted(savers.items())
-        if len(calls) > 1
+        if len(calls) > 1 or held_until.get(label, 0) > min(calls)
     }
 
 
@@ -165,7 +187,12 @@ def ledger_of(run: RunTrace, shared: dict[Label, SharedTensor], plain_bytes: Seq
     alive = {storage.label for storage in run.kept}
     for label, tensor in shared.items():
         kept[tensor.first_call] += int(tensor.size_bytes.one) if label in alive else 0
-    return Ledger(own=own, kept_before=[sum(kept[:index]) for index in range(len(kept))])
+    held = tuple(
+        Held(first_call=tensor.first_call, last_call=tensor.held_until, size_bytes=int(tensor.size_bytes.one))
+        for label, tensor in shared.items()
+        if tensor.held_until is not None and label not in alive
+    )
+    return Ledger(own=own, kept_before=[sum(kept[:index]) for index in range(len(kept))], held=held)
 
 
 def _sizes(own: list[list[Storage]]) -> list[int]:
@@ -175,11 +202,13 @@ def _sizes(own: list[list[Storage]]) -> list[int]:
 def liveness_of(call: CallTrace, ledger: Ledger) -> Liveness:
     """What a call keeps and needs in one run, less what the ledger says that earlier calls keep."""
     saved = sorted(ledger.own[call.index], key=lambda storage: storage.label)
-    before = ledger.kept_before[call.index]
+    index, before = call.index, ledger.kept_before[call.index]
     kept = before + sum(storage.size_bytes for storage in saved)
-    if call.index + 1 < len(ledger.kept_before):
-        kept = max(kept, ledger.kept_before[call.index + 1])  # shared storages that the call is the first to keep
-    after_forward = max(0, call.live_after_forward - kept)
+    if index + 1 < len(ledger.kept_before):
+        kept = max(kept, ledger.kept_before[index + 1])  # shared storages that the call is the first to keep
+    after_forward = max(0, call.live_after_forward - kept - ledger.held_bytes(index, index + 1))
+    before_forward = before + ledger.held_bytes(index - 1, index)
+    at_return = call.live_at_return - kept - ledger.held_bytes(index, index)
     after_backward = max(0, call.live_after_backward - before)
 
     def beyond(live_bytes: int) -> Polynomial:
@@ -187,9 +216,9 @@ def liveness_of(call: CallTrace, ledger: Ledger) -> Liveness:
 
     return Liveness(
         saved=tuple(_saved_tensor(storage, call) for storage in saved),
-        forward=tuple(_moment(moment, call, before) for moment in call.forward),
+        forward=tuple(_moment(moment, call, before_forward) for moment in call.forward),
         backward=tuple(_moment(moment, call, before) for moment in call.backward),
-        at_return=constant(max(0, call.live_at_return - kept - after_forward)),
+        at_return=constant(max(0, at_return - after_forward)),
         after_forward=constant(after_forward),
         after_backward=constant(after_backward),
         before_sums=beyond(call.live_before_sums or 0),

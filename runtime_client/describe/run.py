@@ -57,6 +57,8 @@ class RunTrace:
 
     calls: list[CallTrace]
     kept: list[Storage]
+    let_go: list[Storage]
+    """Those freed in forward that outlived a call after the one that made them."""
     inputs_bytes: int
     """Tensor arguments, in their own types."""
     attention_draws: bool = False
@@ -118,6 +120,7 @@ def _traced(
     return RunTrace(
         calls=walk.calls,
         kept=tracer.kept,
+        let_go=tracer.let_go,
         inputs_bytes=distinct_bytes(input_tensors(inputs)),
         attention_draws=kernels.attention_draws,
     )

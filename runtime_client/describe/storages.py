@@ -21,6 +21,7 @@ class Storage:
         op: operation that made it.
         savers: for each call that keeps it for backward, the region in which it first did.
         is_alive: whether anything still holds it.
+        last_call: once it is freed, the last call at whose end it was still alive.
         is_gradient: whether it has become the gradient of a parameter.
     """
 
@@ -29,6 +30,7 @@ class Storage:
     op: str
     savers: dict[int, int] = field(default_factory=dict)
     is_alive: bool = True
+    last_call: int = -1
     is_gradient: bool = False
 
 
@@ -43,6 +45,8 @@ class Storages:
                 them alive.
         """
         self.live_bytes = 0
+        self.last_ended = -1
+        """Last call of the forward that has ended."""
         self.all: list[Storage] = []
         self._outside = {_identity(tensor) for tensor in outside}
         self._alive: dict[int, Storage] = {}
@@ -85,6 +89,7 @@ class Storages:
             storage = self._alive.pop(identity)
             del self._references[identity]
             storage.is_alive = False
+            storage.last_call = self.last_ended
             if not storage.is_gradient:
                 self.live_bytes -= storage.size_bytes
 

@@ -47,6 +47,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         walk.when_joined = self._note_joined
         self.kept: list[Storage] = []
         """Storages alive when backward begins."""
+        self.let_go: list[Storage] = []
+        """Storages that are freed by then, but outlived a call after the one that made them."""
         self._storages = storages
         self._saved_ops = saved_ops
         self._node_ends: list[int] = []
@@ -71,6 +73,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call.close()
         self._place = (self.walk.calls[-1], 0)
         self.kept = [storage for storage in self._storages.all if storage.is_alive]
+        self.let_go = [
+            storage
+            for storage in self._storages.all
+            if not storage.is_alive and storage.last_call > storage.label[0]
+        ]
         for storage in self.kept:
             if not storage.savers:
                 storage.savers[storage.label[0]] = 0

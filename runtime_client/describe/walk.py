@@ -117,6 +117,7 @@ class ModuleWalk:
         """The call that runs now is over."""
         if self._current is not None:
             self._current.live_at_return = self._current.live_after_forward = self._storages.live_bytes
+            self._storages.last_ended = self._current.index
         self._current = None
 
     def _open(self, path: str, role: CallRole) -> CallTrace:

@@ -91,7 +91,14 @@ def random_nested_case(seed: int) -> tuple[PlanRequest, Decisions]:
     if rng.random() < 0.5 and len({call.path for call in model.calls}) == len(model.calls):
         first, last = sorted(rng.choices(range(len(model.calls)), k=2))
         size_bytes, kept_by = Polynomial(one=rng.randint(1, 300)), rng.choice(list(KeptBy))
-        shared = SharedTensor(size_bytes=size_bytes, first_call=first, last_call=last, kept_by=kept_by)
+        later = range(first + 1, len(model.calls))
+        shared = SharedTensor(
+            size_bytes=size_bytes,
+            first_call=first,
+            last_call=last,
+            kept_by=kept_by,
+            held_until=rng.choice((None, *later)),
+        )
         model = model.model_copy(update={"shared": (shared,)})
     request = _with_host_link(
         nested_request(

@@ -185,6 +185,11 @@ REFUSED = {
         "invalid_document",
         "shared[0]: calls 2..99 do not exist",
     ),
+    "a shared tensor that is held no longer than its first call": (
+        [("model.shared", [{"size_bytes": {"one": 1}, "first_call": 1, "last_call": 2, "held_until": 1}])],
+        "invalid_document",
+        "shared[0].held_until: 1 is no call after the first, 1",
+    ),
     "no micro-batch": ([("workload.micro_batch", 0)], "invalid_document", "workload.micro_batch"),
     "no sequence": ([("workload.sequence", 0)], "invalid_document", "workload.sequence"),
     "an integer in quotes": ([("workload.sequence", "8")], "invalid_document", "workload.sequence"),

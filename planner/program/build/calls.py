@@ -108,6 +108,10 @@ class Calls:
                 self._shared.keep(part, moment)
         self.in_flight.launch(call, self._sizes(call, "after_forward"), f"after forward of {entry.path}")
 
+    def let_go(self, call: int) -> None:
+        """Before a call, what the code around it held up to one before."""
+        self._shared.let_go(call)
+
     def held_at_return(self, call: int) -> Sizes:
         """Bytes alive, beyond what is handed to the next call, while post-forwards at the end of a call run."""
         sizes = tuple(self._sizes(call, "at_return"))
@@ -205,9 +209,10 @@ class Calls:
         entry = self._model.calls[call]
         name, kind = entry.kind, self.kind(call)
         options = list(self._options(call))
-        held = self._held_bytes(block) + self._shared.held_bytes
+        held = self._held_bytes(block)
+        counted = held + self._shared.held_bytes(first=call == block.first)
         self._in_recomputation.land()
-        self._touch_forward(call, "recomputation", options, held)
+        self._touch_forward(call, "recomputation", options, counted)
         durations = self._durations
         self._compute(
             OperationKind.RECOMPUTE,
@@ -220,6 +225,7 @@ class Calls:
         self._keep(call, name, moment, options)
         if not stops:
             sizes = self._sizes(call, "after_forward")
+            held += self._shared.held_bytes(first=False)
             self._in_recomputation.launch(call, ((max(0, size - held), when) for size, when in sizes), moment)
 
     def end_forward(self) -> None:

@@ -78,6 +78,7 @@ class _Walk:
         self.gathers.enter(self.knobs.forward_prefetch)
         self._pre_forward(ROOT)
         for call in self.main:
+            self.calls.let_go(call)
             for run in self.starts[call]:
                 self._pre_forward(run.unit)
             self.calls.forward(call)
@@ -86,10 +87,13 @@ class _Walk:
         self.calls.end_forward()
         self._post_forward(ROOT, self.main[-1])
         if self.output_cast is not None:
+            self.calls.let_go(self.output_cast)
             self.calls.forward(self.output_cast)
         self.gathers.release_deferred()
         if self.loss is not None:
+            self.calls.let_go(self.loss)
             self.calls.forward(self.loss)
+        self.calls.let_go(len(self.model.calls))
 
     def _pre_forward(self, unit: int) -> None:
         self._enter_pass(unit)

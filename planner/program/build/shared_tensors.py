@@ -1,10 +1,13 @@
-"""Tensors that several calls save: alive from the forward of their first call to its backward."""
+"""Tensors that several calls save: alive from the forward of their first call to its backward.
+
+Those that the code around the calls holds are alive for some calls in any case, and beyond where one keeps them.
+"""
 
 from collections import defaultdict
 
 from planner.program.build.emitter import Emitter
 from planner.program.choices import ALWAYS, Condition, any_of
-from planner.program.events import Stream
+from planner.program.events import Phase, Stream
 from planner.program.step import Knobs, StepInputs
 from planner.schema import ActivationPolicy, KeptBy, MemoryCategory, SharedTensor
 
@@ -21,8 +24,10 @@ class SharedTensors:
         for index, tensor in enumerate(self._model.shared):
             size = tensor.size_bytes.at(inputs.micro_batch, inputs.sequence)
             self._first_kept[tensor.first_call].append((f"X{index}", size, tensor))
-        self._held: dict[str, int] = {}
+        self._held: dict[str, tuple[int, SharedTensor]] = {}
         """Those that a checkpoint holds while its block has its backward, and their bytes."""
+        self._with_callers: dict[str, tuple[int, SharedTensor]] = {}
+        """Those that the code around the calls holds now, and their bytes."""
 
     def first_kept_bytes(self, call: int) -> int:
         """Bytes of those whose first call this is."""
@@ -31,9 +36,24 @@ class SharedTensors:
     def keep(self, call: int, moment: str) -> None:
         """Allocate those whose first call this is."""
         for name, size, tensor in self._first_kept.get(call, ()):
-            when = self._condition(tensor)
-            if when is not None and name not in self._held:
-                self._emitter.allocate(name, Stream.COMPUTE, MemoryCategory.ACTIVATIONS, size, moment, when)
+            if tensor.held_until is not None and self._emitter.phase is Phase.FORWARD:
+                self._with_callers[name] = (size, tensor)
+                self._allocate(name, size, moment, ALWAYS)
+            elif name not in self._held:
+                self._allocate(name, size, moment, self._condition(tensor))
+
+    def let_go(self, call: int) -> None:
+        """Of those that the code around the calls held up to one before this call only what is kept stays."""
+        for name, (size, tensor) in list(self._with_callers.items()):
+            if tensor.held_until is not None and tensor.held_until < call:
+                del self._with_callers[name]
+                moment = f"after forward of {self._model.calls[tensor.held_until].path}"
+                self._emitter.free(name)
+                self._allocate(name, size, moment, self._condition(tensor))
+
+    def _allocate(self, name: str, size_bytes: int, moment: str, when: Condition | None) -> None:
+        if when is not None:
+            self._emitter.allocate(name, Stream.COMPUTE, MemoryCategory.ACTIVATIONS, size_bytes, moment, when)
 
     def free(self, call: int) -> None:
         """Free those whose first call this is, in its backward, unless a checkpoint holds them."""
@@ -44,13 +64,15 @@ class SharedTensors:
     def begin_recomputation(self, first: int) -> None:
         """The first part of a checkpointed block keeps from now on what it saves; the checkpoint holds inputs."""
         tensors = self._first_kept.get(first, ())
-        self._held = {name: size for name, size, tensor in tensors if tensor.kept_by is KeptBy.FULL}
+        self._held = {name: (size, tensor) for name, size, tensor in tensors if tensor.kept_by is KeptBy.FULL}
         self.free(first)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of what the checkpoint of the block that has its backward holds."""
-        return sum(self._held.values())
+    def held_bytes(self, *, first: bool) -> int:
+        """Bytes that the checkpoint of the block in backward holds and that forward moments of a part count.
+
+        Those of parts after the first leave out what callers hold.
+        """
+        return sum(size for size, tensor in self._held.values() if first or tensor.held_until is None)
 
     def end_backward(self) -> None:
         """The checkpoint lets go of what it holds."""

@@ -17,7 +17,7 @@ from planner.schema import (
     RuntimeKnobs,
     UnitPlan,
 )
-from planner.schema.model import SharedTensor
+from planner.schema.model import KeptBy, SharedTensor
 from planner.schema.polynomial import Polynomial
 from tests.planner.check.flat_costs import FlatCosts
 from tests.planner.factories import (
@@ -234,6 +234,32 @@ def test_shared_tensor_lives_to_the_backward_of_its_first_call() -> None:
     assert replay.machine.live_bytes(Stream.COMPUTE) == 576 + 300 + 5_000
     replay.backward()
     assert replay.machine.live_bytes(Stream.COMPUTE) == 576 + 128  # the last reduce input
+
+
+@pytest.mark.parametrize(
+    ("checkpointed", "expected"),
+    [
+        ([], [5_100, 5_200, 300]),
+        (["layers.0"], [5_010, 5_110, 5_210]),
+        (["layers.1"], [5_100, 5_110, 5_210]),
+    ],
+    ids=["nobody keeps it", "the first keeps it", "the second keeps it"],
+)
+def test_what_callers_hold_is_alive_up_to_the_last_call_in_which_they_do(
+    checkpointed: list[str], expected: list[int]
+) -> None:
+    block = CallSpec(shapes=((8, 4),), saved=100, full_saved=10, backward_live=((0, 0),))
+    tensor = SharedTensor(
+        size_bytes=Polynomial(one=5_000), first_call=0, last_call=1, kept_by=KeptBy.FULL, held_until=1
+    )
+    request = blocks_only(3, 2, block, shared=(tensor,))
+    replay = Replay(request, tiny_decisions(request, checkpoint=checkpointed), FlatCosts())
+    alive = []
+    for index in replay.calls.main:
+        replay.end_loans(index)
+        replay.run_forward(index)
+        alive.append(replay.machine.live_bytes(Stream.COMPUTE))
+    assert alive == expected
 
 
 def test_tied_gradient_is_counted_once() -> None:

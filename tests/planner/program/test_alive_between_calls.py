@@ -1,5 +1,7 @@
 """Bytes between calls that FSDP2's hooks find: the cast of the output, inputs of a call, recomputed parts."""
 
+import pytest
+
 from planner.schema import (
     OUTPUT_PATH,
     Call,
@@ -52,6 +54,24 @@ def test_the_last_gather_is_held_until_the_output_is_cast() -> None:
     # Its backward comes first: the root has hooked what it casts.
     assert found["backward of (output), point 0"] == 192 + 300
     assert found["copy-out of layers.0 in backward"] == 192 + 50 + 128 + 128
+
+
+@pytest.mark.parametrize(
+    ("checkpointed", "at_third"), [([], 0), (["layers.0"], 5_000), (["layers.1"], 5_000), (["layers.2"], 0)]
+)
+def test_what_callers_hold_stays_only_where_a_call_keeps_it(checkpointed: list[str], at_third: int) -> None:
+    block = CallSpec(shapes=((8, 4),), saved=100, full_saved=10, forward_live=(200,))
+    tensor = SharedTensor(
+        size_bytes=Polynomial(one=5_000), first_call=0, last_call=1, kept_by=KeptBy.FULL, held_until=1
+    )
+    without, held = (
+        tiny_request(tiny_model(3, block=block, embedding=None, norm=None, head=None, shared=shared))
+        for shared in ((), (tensor,))
+    )
+    decisions = tiny_decisions(held, checkpoint=checkpointed)
+    before, after = totals(without, decisions), totals(held, decisions)
+    added = [after[moment] - before[moment] for moment in (f"forward of layers.{n}, point 0" for n in range(3))]
+    assert added == [0, 5_000, at_third]
 
 
 def test_partial_resharding_finds_what_the_caller_of_a_block_holds() -> None:

@@ -172,25 +172,33 @@ def _counts(tensor: SharedTensor, kinds: list[CallKind], policies: list[bool | t
 def peak_bytes() -> Callable[..., int]:
     """The peak that `docs/model.md` gives for one rank that keeps all parameters: activations and gradients."""
 
-    def peak(model: ModelDescription, micro_batch: int, sequence: int, checkpointed: Any) -> int:
+    def peak(
+        model: ModelDescription, micro_batch: int, sequence: int, checkpointed: Any, forward_only: bool = False
+    ) -> int:
         point = (micro_batch, sequence)
         policies = [checkpointed(call.path) for call in model.calls]
         described = [model.kinds[call.kind] for call in model.calls]
         kinds = [_liveness(kind, policy) for kind, policy in zip(described, policies, strict=True)]
         orders = [model.kinds[call.kind].gradient_order for call in model.calls]
         kept = [kind.kept_bytes(*point) for kind in kinds]
+        held = [0] * len(kinds)
         for tensor in model.shared:
             if _counts(tensor, described, policies):
                 kept[tensor.first_call] += tensor.size_bytes.at(*point)
+            elif tensor.held_until is not None:
+                for call in range(tensor.first_call + 1, tensor.held_until + 1):
+                    held[call] += tensor.size_bytes.at(*point)
         sizes = {
             name: parameter.num_elements * model.param_dtype.itemsize_bytes
             for name, parameter in model.iter_parameters()
         }
         tops = [
-            sum(kept[:index]) + moment.live_bytes.at(*point)
+            sum(kept[:index]) + held[index] + moment.live_bytes.at(*point)
             for index, kind in enumerate(kinds)
             for moment in kind.forward
         ]
+        if forward_only:
+            return max(tops)
         gradients = 0
         for index in reversed(range(len(kinds))):
             path = model.calls[index].path
