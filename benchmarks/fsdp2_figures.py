@@ -247,7 +247,10 @@ def row(figure: Figure, program: Outline, memory: MemoryRecord, model: ModelDesc
     )
     peaks = predicted_peaks(model, decisions, workload)
     close = compare_memory(
-        memory, micro_batch_bytes=peaks.micro_batch.total_bytes, optimizer_bytes=peaks.optimizer.total_bytes
+        memory,
+        micro_batch_bytes=peaks.micro_batch.total_bytes,
+        optimizer_bytes=peaks.optimizer.total_bytes,
+        host_bytes=peaks.host_bytes,
     )
     return Row(
         theme=figure.theme,

@@ -23,7 +23,6 @@ from benchmarks.record import done_before, provenance
 from benchmarks.small_models import MODELS
 from planner.program.outline import Outline, OutlineKind
 from planner.program.predicted import predicted_outline
-from planner.program.units import names_with_gradient
 from planner.schema import (
     ClusterDescription,
     DType,
@@ -126,25 +125,15 @@ def compared_bytes(configuration: Configuration, record: MemoryRecord) -> tuple[
     decisions = configuration.decisions(asked.model)
     peaks = predicted_peaks(asked.model, decisions, asked.workload)
     step = predict(asked, decisions)
-    on_host = step.host_bytes + _step_counts_bytes(configuration, asked.model)
-    host = (MemoryComparison("host memory", on_host, record.peak_host_bytes),)
     return (
         *compare_memory(
             record,
             micro_batch_bytes=peaks.micro_batch.total_bytes,
             optimizer_bytes=peaks.optimizer.total_bytes,
+            host_bytes=step.host_bytes,
         ),
         MemoryComparison("step", step.peak.allocated_bytes, record.peak_bytes),
-        *(host if configuration.offload != "none" or "offload" in configuration.activations else ()),
     )
-
-
-def _step_counts_bytes(configuration: Configuration, model: ModelDescription) -> int:
-    """AdamW counts the steps of each parameter in a float on the host, which predictions leave out."""
-    if configuration.optimizer not in ("adamw", "adamw-for-loop"):
-        return 0
-    updated = {name for name, p in model.iter_parameters() if p.requires_grad and p.tied_to is None}
-    return 4 * len(updated if configuration.unused_params else updated & names_with_gradient(model))
 
 
 def result(configuration: Configuration, recorded: Outline, record: MemoryRecord) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def _compare(job: "DryRunJob", request: "PlanRequest | None") -> bool:
             record,
             micro_batch_bytes=peaks.micro_batch.total_bytes,
             optimizer_bytes=peaks.optimizer.total_bytes,
+            host_bytes=peaks.host_bytes,
         )
     show(comparison_page(found, rows, job.decisions))
     return found.equal and all(row.is_close for row in rows)

@@ -237,6 +237,13 @@ def each_micro_batch(knobs: Knobs, num: int) -> list[tuple[Knobs, int]]:
     return [(replace(knobs, micro_batch=place), count) for place, count in places if count]
 
 
+def accumulating_units(places: Sequence[tuple[Knobs, int]]) -> frozenset[int]:
+    """Units of which some of these micro-batches adds to sharded gradients of earlier ones."""
+    return frozenset(
+        unit for place, _ in places for unit in range(len(place.reshard)) if place.finds_sharded_gradients(unit)
+    )
+
+
 def _targets(plans: Sequence[UnitPlan], index: dict[str, int], field: str) -> PrefetchTargets:
     lists = tuple(tuple(_target(index, path, field) for path in getattr(plan, field)) for plan in plans)
     for plan, targets in zip(plans, lists, strict=True):

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import NamedTuple, Self
 
 from planner.program.events import Operation, OperationKind, Program
+from planner.program.inputs import LocalShards, OptimizerBytes, local_shards, units_of
 from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
 from planner.schema import ActivationPolicy
@@ -100,6 +101,36 @@ class HostMemory:
             return kept + max(found + max(levels), gradients + self.optimizer_transient_bytes)
         in_micro_batch = sum(map(rounded, self.activations)) + max(self.found, default=0)
         return kept + gradients + max(in_micro_batch, self.optimizer_transient_bytes)
+
+
+def host_memory(
+    inputs: StepInputs,
+    knobs: Knobs,
+    last: Program,
+    accumulating: Collection[int],
+    *,
+    state_bytes: OptimizerBytes,
+    transient_bytes: Callable[[LocalShards], int],
+) -> HostMemory:
+    """Of a step that the plan's knobs describe.
+
+    Args:
+        inputs: of the step.
+        knobs: fixed as a plan says.
+        last: its last micro-batch.
+        accumulating: units of which some micro-batch finds sharded gradients.
+        state_bytes: optimizer state of a shard.
+        transient_bytes: what the optimizer step of some shards needs on top.
+    """
+    units = units_of(inputs.partition, knobs, on_host=True)
+    shards = local_shards(inputs.partition, knobs.meshes, units)
+    return HostMemory.of(
+        ((inputs.sizes[unit], unit in accumulating) for unit in units),
+        optimizer_bytes=sum(state_bytes(*shard) for shard in shards),
+        activations=offloaded_activations(inputs, knobs),
+        optimizer_transient_bytes=transient_bytes(shards),
+        changes=host_changes(inputs, last, accumulating),
+    )
 
 
 def offloaded_activations(inputs: StepInputs, knobs: Knobs) -> tuple[int, ...]:

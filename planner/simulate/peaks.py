@@ -1,11 +1,13 @@
 """Peak memory of a step by phase, without a cluster: what a dry run can be compared with."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from planner.costs.demands import Demands
 from planner.costs.optimizer import optimizer_state_bytes, optimizer_transient_bytes
 from planner.program.build import build_program
 from planner.program.inputs import (
+    accumulating_units,
     each_micro_batch,
     knobs_of,
     local_shards,
@@ -15,6 +17,7 @@ from planner.program.inputs import (
 )
 from planner.program.predicted import launches_only
 from planner.schema import Decisions, ModelDescription, Workload
+from planner.simulate.host import host_memory
 from planner.simulate.memory import MemoryPoint
 from planner.simulate.replay import replay
 
@@ -28,6 +31,9 @@ class PhasePeaks:
     optimizer: MemoryPoint
     optimizer_state_bytes: int
     """Made by the first optimizer step, and part of all peaks after it."""
+    host_bytes: int
+    """Most bytes in host memory: units and activations that are offloaded. The optimizer's counts of steps are not
+    among them."""
 
     @property
     def first_micro_batch_bytes(self) -> int:
@@ -72,13 +78,20 @@ def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Wor
         ),
         decisions=decisions,
     )
-    points = [
-        replay(build_program(inputs, place, launches_only(parts)), points=True).points
-        for place, _ in each_micro_batch(knobs, decisions.num_micro_batches)
-    ]
+    places = each_micro_batch(knobs, decisions.num_micro_batches)
+    programs = [build_program(inputs, place, launches_only(parts)) for place, _ in places]
+    points = [replay(program, points=True).points for program in programs]
     *within, optimizer = [point for of_one in points for point in of_one]
     return PhasePeaks(
         micro_batch=max(within, key=lambda point: point.total_bytes),
         optimizer=optimizer,
         optimizer_state_bytes=inputs.optimizer_bytes,
+        host_bytes=host_memory(
+            inputs,
+            knobs,
+            programs[-1],
+            accumulating_units(places),
+            state_bytes=partial(optimizer_state_bytes, workload),
+            transient_bytes=lambda shards: optimizer_transient_bytes(workload, shards, decisions.mesh.shard),
+        ).total_bytes,
     )

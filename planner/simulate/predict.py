@@ -8,6 +8,7 @@ from planner.extent import require_exact
 from planner.program.build import build_program
 from planner.program.events import OperationKind, Program, Stream
 from planner.program.inputs import (
+    accumulating_units,
     knobs_of,
     local_shards,
     micro_batches,
@@ -26,7 +27,7 @@ from planner.schema import (
     Predictions,
     StepBreakdown,
 )
-from planner.simulate.host import HostMemory, host_changes, offloaded_activations
+from planner.simulate.host import host_memory
 from planner.simulate.muon import require_sound_muon
 from planner.simulate.replay import Replay, replay
 from planner.simulate.segments import Tensors, segments_of
@@ -127,9 +128,7 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
         costs=costs,
         optimizer_ns=optimizer_ns,
         cpu_optimizer_ns=cpu_optimizer_ns,
-        accumulating=frozenset(
-            unit for unit in range(len(parts.units)) for place, _ in places if place.finds_sharded_gradients(unit)
-        ),
+        accumulating=accumulating_units(places),
     )
 
 
@@ -149,7 +148,14 @@ def predictions_of(
     tokens = request.workload.global_batch * request.workload.sequence
     seconds = step_ns / 1e9
     flops = decisions.num_micro_batches * costs.model_flops()
-    host = _host_memory(built)
+    host = host_memory(
+        built.inputs,
+        built.knobs,
+        built.program,
+        built.accumulating,
+        state_bytes=costs.optimizer_state_bytes,
+        transient_bytes=costs.optimizer_transient_bytes,
+    )
     return Predictions(
         step_time_ns=step_ns,
         breakdown=_breakdown(counted, built.optimizer_ns),
@@ -205,18 +211,6 @@ def _tensors(built: PlanProgram) -> Tensors:
     units = units_of(built.partition, built.knobs, on_host=False)
     shards = local_shards(built.partition, built.knobs.meshes, units)
     return tensors_of(built.inputs, built.knobs, [built.costs.optimizer_state_bytes(*shard) for shard in shards])
-
-
-def _host_memory(built: PlanProgram) -> HostMemory:
-    units = units_of(built.partition, built.knobs, on_host=True)
-    shards = local_shards(built.partition, built.knobs.meshes, units)
-    return HostMemory.of(
-        ((built.inputs.sizes[unit], unit in built.accumulating) for unit in units),
-        optimizer_bytes=sum(built.costs.optimizer_state_bytes(*shard) for shard in shards),
-        activations=offloaded_activations(built.inputs, built.knobs),
-        optimizer_transient_bytes=built.costs.optimizer_transient_bytes(shards),
-        changes=host_changes(built.inputs, built.program, built.accumulating),
-    )
 
 
 def _breakdown(counted: Sequence[tuple[Replay, int]], optimizer_ns: int) -> StepBreakdown:

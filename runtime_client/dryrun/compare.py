@@ -115,12 +115,17 @@ def compare(predicted: Outline, recorded: Outline) -> Comparison:
 
 
 def compare_memory(
-    record: MemoryRecord, *, micro_batch_bytes: int, optimizer_bytes: int
+    record: MemoryRecord, *, micro_batch_bytes: int, optimizer_bytes: int, host_bytes: int
 ) -> tuple[MemoryComparison, ...]:
-    """Predicted peaks of both phases of a step beside the recorded ones."""
+    """Predicted peaks of both phases of a step beside the recorded ones, then host memory where any is predicted.
+
+    Recorded host memory counts without what predictions leave out, the optimizer's counts of steps.
+    """
+    host = MemoryComparison("host memory", host_bytes, record.peak_host_bytes - record.step_counts_bytes)
     return (
         MemoryComparison("peak of a micro-batch", micro_batch_bytes, record.micro_batch.total_bytes),
         MemoryComparison("optimizer step", optimizer_bytes, record.optimizer.total_bytes),
+        *([host] if host_bytes else []),
     )
 
 

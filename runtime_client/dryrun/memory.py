@@ -45,6 +45,8 @@ class MemoryRecord:
     """Between two steps, on the device: sharded parameters, optimizer state, buffers and inputs."""
     persistent_host_bytes: int
     """Between two steps, in host memory: shards and state of offloaded units, step counts of the optimizer."""
+    step_counts_bytes: int
+    """Of these, the step counts: a float for each parameter of Adam and AdamW, unless they are fused."""
     micro_batch: PhasePeak
     """Forward and backward: the highest of all micro-batches."""
     optimizer: PhasePeak
@@ -95,9 +97,15 @@ def _step(rehearsal: Rehearsal, tracker: "_PeakTracker") -> MemoryRecord:
         world_size=rehearsal.applied.decisions.mesh.num_ranks,
         persistent_bytes=persistent,
         persistent_host_bytes=persistent_host,
+        step_counts_bytes=sum(map(_step_counts_bytes, rehearsal.optimizers)),
         micro_batch=replace(highest, host_bytes=max(peak.host_bytes for peak in peaks)),
         optimizer=tracker.phase(rehearsal.optimizer_step),
     )
+
+
+def _step_counts_bytes(optimizer: torch.optim.Optimizer) -> int:
+    counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+    return sum(count.nbytes for count in counts if count.device.type == "cpu")
 
 
 class _PeakTracker(MemTracker):  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ import pytest
 
 from api.cli.__main__ import main
 from api.cli.dryrun import on_world
-from planner.schema import Decisions, InconsistentRequest, MeshPlan, ModelDescription, UnitPlan
+from planner.schema import Decisions, InconsistentRequest, MeshPlan, ModelDescription, StateTier, UnitPlan
 from tests.runtime_client.plans import body
 
 PROGRAM = shutil.which("shardwright", path=str(Path(sys.executable).parent))
@@ -91,6 +91,21 @@ def test_a_plan_that_fits_its_model_is_equal_and_memory_is_close(folder):
     assert "equal  FSDP2 does on 8 ranks what was predicted" in done.stdout
     for word in ("all_gather_copy_in", "reduce_scatter", "edges", "peak of a micro-batch", "optimizer step"):
         assert word in done.stdout
+
+
+def test_host_memory_of_offloaded_units_is_compared_where_there_is_any(folder):
+    # 3 blocks of 134 fp32 elements on each rank: shards, gradients, two moments and foreach's copy of a shard.
+    plan = decisions(MeshPlan(shard=8))
+    on_host = {"parameter_tier": StateTier.HOST, "optimizer_tier": StateTier.HOST}
+    *blocks, root = plan.units
+    units = (*(unit.model_copy(update=on_host) for unit in blocks), root)
+    (folder / "offloaded.json").write_text(plan.model_copy(update={"units": units}).model_dump_json())
+    done = run(folder, "dryrun", "offloaded.json", "mine:build", "--request", "request.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if "host memory" in line]
+    assert row.split()[2:4] == ["7.85", "KiB"] == [f"{3 * 134 * 4 * 5 / 1024:.2f}", "KiB"]
+    without = run(folder, "dryrun", "plan.json", "mine:build", "--request", "request.json")
+    assert "host memory" not in without.stdout
 
 
 def test_another_model_than_that_of_the_request_differs(folder):

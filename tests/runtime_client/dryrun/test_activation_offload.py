@@ -74,7 +74,9 @@ def test_predicted_bytes_are_those_recorded(records, name):
         records[name][1],
         micro_batch_bytes=peaks.micro_batch.total_bytes,
         optimizer_bytes=peaks.optimizer.total_bytes,
+        host_bytes=peaks.host_bytes,
     )
+    assert rows[-1].phase == "host memory"
     assert all(row.is_close for row in rows), [f"{row.phase}: {row.error:+.3%}" for row in rows]
 
 

@@ -79,6 +79,7 @@ def test_integer_reshard_keeps_an_eighth_of_every_block_but_the_root(records):
 def test_an_offloaded_unit_keeps_shards_and_state_in_host_memory(records):
     default, offloaded = records["default"], records["one_on_host"]
     assert default.persistent_bytes - offloaded.persistent_bytes == 3 * BLOCK_BYTES // 64
+    assert default.persistent_host_bytes == default.step_counts_bytes == STEP_COUNTS_BYTES
     assert offloaded.persistent_host_bytes - STEP_COUNTS_BYTES == 3 * BLOCK_BYTES // 64
     mixed = records["one_on_host_mixed"]
     assert mixed.persistent_host_bytes - STEP_COUNTS_BYTES == 3 * BLOCK_BYTES // 32
