@@ -3,7 +3,14 @@
 import pytest
 
 from planner.plan import make_plan
-from planner.schema import FixedChoice, MemoryCategory, OptimizerGroup, OptimizerName, PlanRequest
+from planner.schema import (
+    FixedChoice,
+    MemoryCategory,
+    OptimizerGroup,
+    OptimizerName,
+    PlanRequest,
+    RuntimeKnobs,
+)
 from planner.simulate.peaks import predicted_peaks
 from tests.planner.factories import FULL_PRECISION, CallSpec
 from tests.published.steps import GIB, Step, block_model, step
@@ -84,6 +91,27 @@ def test_a_plan_says_why_eight_bit_state_is_wide() -> None:
     fixed = (FixedChoice(knob="mesh.shard", value=2),)
     notes = make_plan(request.model_copy(update={"fixed": fixed})).body.reasons.notes
     assert any("float32 moments under adamw_8bit" in note and "has 3072" in note for note in notes)
+
+
+@pytest.mark.parametrize(("reduces_unused", "bytes_per_element"), [(True, 12), (False, 0)])
+def test_freezing_what_is_never_used_drops_its_gradient_and_state(
+    reduces_unused: bool, bytes_per_element: int
+) -> None:
+    """Reduced as zeros it has 4 B of gradient and 8 B of moments an element; else none (reported case 6)."""
+    model = block_model(2, CallSpec(shapes=((64, 4), (64, 4))), root=None)
+    kind = model.kinds["block"].model_copy(update={"gradient_order": ("w0",)})
+    unused = model.model_copy(update={"kinds": {**model.kinds, "block": kind}})
+    used, never = unused.parameter_sets["block"]
+    frozen = unused.model_copy(
+        update={"parameter_sets": {"block": (used, never.model_copy(update={"requires_grad": False}))}}
+    )
+    runtime = RuntimeKnobs(reduce_scatter_unused_params=reduces_unused)
+    size = {}
+    for name, one in (("unused", unused), ("frozen", frozen)):
+        found = step(one, 8, precision=FULL_PRECISION, runtime=runtime)
+        workload = with_group(found, implementation="for_loop").workload
+        size[name] = predicted_peaks(found.request.model, found.decisions, workload).optimizer.total_bytes
+    assert size["unused"] - size["frozen"] == bytes_per_element * 2 * 64 * 4 // 8
 
 
 @pytest.mark.parametrize("ranks", [8, 32])
