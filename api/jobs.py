@@ -13,17 +13,18 @@ from contextlib import closing
 from pathlib import Path
 
 import structlog
-from dbos import DBOS, DBOSConfig, SetWorkflowID
+from dbos import DBOS, DBOSConfig, SetEnqueueOptions, SetWorkflowID
 from dbos._serialization import DBOSPortableJSON
 
 from api.settings import Settings
 from profiles_db import executors, jobs
 from profiles_db.engine import Database
+from profiles_db.tables import JobRow
 
 _log = structlog.get_logger()
 
-QUEUE = "solves"
-WORKFLOW_VERSION = "1"
+QUEUE = "interactive"
+WORKFLOW_VERSION = "2"
 """Pinned, since DBOS would else derive one from the source and leave pending work behind at every upgrade. Raise it
 when the steps of the workflow change."""
 
@@ -58,6 +59,7 @@ class JobRunner:
         DBOS.register_queue(
             QUEUE,
             worker_concurrency=self._settings.max_concurrent_solves,
+            partition_concurrency=self._settings.max_solves_per_key,
             polling_interval_sec=self._settings.queue_poll_s,
             on_conflict="always_update",
         )
@@ -79,10 +81,15 @@ class JobRunner:
             executors.retire(session, self.executor_id)
         _current = None
 
-    def enqueue(self, job_id: str) -> None:
-        """Put a job on the queue; one that is there already is left alone."""
-        with SetWorkflowID(job_id):
-            DBOS.enqueue_workflow(QUEUE, _solve_workflow, job_id)
+    def enqueue(self, job: JobRow) -> None:
+        """Put a job on the queue; one that is there already is left alone.
+
+        The queue has a part for each key: each may run so many at a time, and free slots go to a part at random, so
+        that a key with a thousand jobs does not keep another one waiting for all of them.
+        """
+        part = f"{job.tenant}/{job.submitted_by}"
+        with SetWorkflowID(job.job_id), SetEnqueueOptions(queue_partition_key=part):
+            DBOS.enqueue_workflow(QUEUE, _solve_workflow, job.job_id)
 
     def _config(self) -> DBOSConfig:
         return {
@@ -123,18 +130,18 @@ class JobRunner:
     def _mend(self) -> None:
         """Bring our table and the queue together where a crash came between writing one and the other."""
         with self._database.read() as session:
-            waiting = [(job.job_id, job.fence) for job in jobs.unfinished(session)]
-        for job_id, fence in waiting:
-            status = DBOS.get_workflow_status(job_id)
+            waiting = jobs.unfinished(session)
+        for job in waiting:
+            status = DBOS.get_workflow_status(job.job_id)
             if status is None:
-                self.enqueue(job_id)
+                self.enqueue(job)
             elif status.status not in ("ENQUEUED", "PENDING", "DELAYED"):
                 problem = {
                     "code": "internal_error",
                     "message": "the queue lost this job; post the request again",
                 }
                 with self._database.write() as session:
-                    jobs.finish(session, job_id, fence=fence, problem=problem)
+                    jobs.finish(session, job.job_id, fence=job.fence, problem=problem)
 
 
 _current: JobRunner | None = None

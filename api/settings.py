@@ -1,11 +1,12 @@
 """Settings of the server, from arguments or `SHARDWRIGHT_*` environment variables."""
 
+import ipaddress
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 2**20
@@ -31,7 +32,15 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 takes a free port."""
     allow_remote: bool = False
-    """Allow an address that other machines can reach. There is no authentication yet."""
+    """Serve other machines though nothing asks who calls: no key was made and no identity provider is set up."""
+    require_keys: bool = False
+    """Ask every caller for a key, also on this machine and before the first key is made."""
+    oidc_issuer: str | None = None
+    """Accept bearer tokens of this OpenID Connect issuer; needs an audience and the URL of its keys too."""
+    oidc_audience: str | None = None
+    oidc_jwks_url: str | None = None
+    oidc_tenant_claim: str = "tenant"
+    oidc_scope_claim: str = "scope"
     database_url: SecretStr = Field(default_factory=lambda: SecretStr(default_database_url()))
     max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * MIB
     planner_command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
@@ -44,6 +53,10 @@ class Settings(BaseSettings):
     max_concurrent_solves: Annotated[int, Field(ge=1)] = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2)
     )
+    max_solves_per_key: Annotated[int, Field(ge=1)] = 8
+    """Searches that one key may have running at a time, over all workers; further ones wait."""
+    max_jobs_per_key: Annotated[int, Field(ge=1)] = 1000
+    """Unfinished jobs that one key may have; further requests are refused until some are done."""
     max_starts: Annotated[int, Field(ge=1)] = 3
     """Times that a job whose process died is started again before it is given up."""
     queue_poll_s: Annotated[float, Field(gt=0)] = 0.2
@@ -52,3 +65,22 @@ class Settings(BaseSettings):
     """On PostgreSQL, jobs of a process that has been silent for so long are taken over."""
     log_format: Literal["json", "console"] = "console"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @model_validator(mode="after")
+    def _oidc_is_whole(self) -> Self:
+        parts = (self.oidc_issuer, self.oidc_audience, self.oidc_jwks_url)
+        if any(parts) and not all(parts):
+            raise ValueError(
+                "oidc_issuer, oidc_audience and oidc_jwks_url belong together; set all of them or none"
+            )
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

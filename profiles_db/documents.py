@@ -1,8 +1,8 @@
-"""Content-addressed documents: models, clusters and profiles."""
+"""Content-addressed documents of a tenant: models, clusters and profiles."""
 
 import zlib
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session, undefer
 
 from planner.schema import ClusterDescription, ModelDescription, Profile
@@ -19,11 +19,12 @@ DOCUMENT_TYPES: dict[DocumentKind, type[StoredDocument]] = {
 }
 
 
-def put(session: Session, document: StoredDocument) -> tuple[str, bool]:
+def put(session: Session, tenant: str, document: StoredDocument) -> tuple[str, bool]:
     """Store a document once; returns its hash and whether it is new."""
     body = document.canonical_bytes()
     content_hash = document.content_hash()
     values = {
+        "tenant": tenant,
         "content_hash": content_hash,
         "kind": DocumentKind(document.kind),
         "name": document.name,
@@ -34,25 +35,32 @@ def put(session: Session, document: StoredDocument) -> tuple[str, bool]:
     return content_hash, insert_if_absent(session, DocumentRow, values)
 
 
-def get_bytes(session: Session, kind: DocumentKind, content_hash: str) -> bytes | None:
+def get_bytes(session: Session, tenant: str, kind: DocumentKind, content_hash: str) -> bytes | None:
     """Canonical JSON of a document; None when it is not stored as that kind."""
-    query = select(DocumentRow.body).where(DocumentRow.content_hash == content_hash, DocumentRow.kind == kind)
-    body = session.scalar(query)
+    body = session.scalar(select(DocumentRow.body).where(*_is(tenant, kind, content_hash)))
     return None if body is None else zlib.decompress(body)
 
 
-def get_row(session: Session, kind: DocumentKind, content_hash: str) -> DocumentRow | None:
+def get_row(session: Session, tenant: str, kind: DocumentKind, content_hash: str) -> DocumentRow | None:
     """The row with its body."""
-    query = select(DocumentRow).where(DocumentRow.content_hash == content_hash, DocumentRow.kind == kind)
+    query = select(DocumentRow).where(*_is(tenant, kind, content_hash))
     return session.scalar(query.options(undefer(DocumentRow.body)))
 
 
 def page(
-    session: Session, kind: DocumentKind, *, cursor: Cursor | None = None, limit: int = 50
+    session: Session, tenant: str, kind: DocumentKind, *, cursor: Cursor | None = None, limit: int = 50
 ) -> Page[DocumentRow]:
     """Documents of a kind, newest first, without their bodies."""
-    query = select(DocumentRow).where(DocumentRow.kind == kind)
+    query = select(DocumentRow).where(DocumentRow.tenant == tenant, DocumentRow.kind == kind)
     rows = session.scalars(
         newest_first(query, DocumentRow.created_at_us, DocumentRow.content_hash, cursor=cursor, limit=limit)
     ).all()
     return page_of(rows, "content_hash", limit=limit)
+
+
+def _is(tenant: str, kind: DocumentKind, content_hash: str) -> tuple[ColumnElement[bool], ...]:
+    return (
+        DocumentRow.tenant == tenant,
+        DocumentRow.content_hash == content_hash,
+        DocumentRow.kind == kind,
+    )

@@ -32,7 +32,9 @@ def latest(session: Session, tenant: str, request_hash: str, planner_version: st
     return session.scalar(query)
 
 
-def add(session: Session, tenant: str, request_hash: str, planner_version: str, attempt: int) -> JobRow:
+def add(
+    session: Session, tenant: str, request_hash: str, planner_version: str, *, attempt: int, submitted_by: str
+) -> JobRow:
     """The job of an attempt; when two ask at once, both get the same one."""
     job_id = job_id_of(tenant, request_hash, planner_version, attempt)
     values = {
@@ -41,6 +43,7 @@ def add(session: Session, tenant: str, request_hash: str, planner_version: str, 
         "request_hash": request_hash,
         "planner_version": planner_version,
         "attempt": attempt,
+        "submitted_by": submitted_by,
         "state": JobState.QUEUED,
         "fence": 0,
         "num_interruptions": 0,
@@ -52,9 +55,9 @@ def add(session: Session, tenant: str, request_hash: str, planner_version: str, 
     return job
 
 
-def get(session: Session, job_id: str) -> JobRow | None:
-    """A job by its id."""
-    return session.get(JobRow, job_id)
+def get(session: Session, tenant: str, job_id: str) -> JobRow | None:
+    """A job of a tenant by its id."""
+    return session.scalar(select(JobRow).where(JobRow.job_id == job_id, JobRow.tenant == tenant))
 
 
 def unfinished(session: Session) -> Sequence[JobRow]:
@@ -67,6 +70,12 @@ def count_by_state(session: Session) -> dict[str, int]:
     """Number of jobs in each state."""
     rows = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state))
     return dict(rows.all())
+
+
+def num_unfinished(session: Session, submitted_by: str) -> int:
+    """Number of jobs of one submitter that are queued or running."""
+    query = select(func.count()).where(JobRow.submitted_by == submitted_by, JobRow.state.in_(_UNFINISHED))
+    return session.scalar(query) or 0
 
 
 def start(session: Session, job_id: str) -> JobRow | None:

@@ -1,4 +1,4 @@
-"""Plans under their identity, and lists of them."""
+"""Plans of a tenant under their identity, and lists of them."""
 
 import zlib
 
@@ -11,11 +11,12 @@ from profiles_db.pages import Cursor, Page, newest_first, page_of
 from profiles_db.tables import PlanRow, now_us
 
 
-def put(session: Session, plan: Plan) -> bool:
+def put(session: Session, tenant: str, plan: Plan) -> bool:
     """Store a plan whose request is stored; returns False when the plan is already there."""
     body = plan.body
     predictions, certificate = body.predictions, body.certificate
     values = {
+        "tenant": tenant,
         "plan_id": plan.envelope.plan_id,
         "request_hash": body.inputs.request,
         "model_hash": body.inputs.model,
@@ -33,14 +34,15 @@ def put(session: Session, plan: Plan) -> bool:
     return insert_if_absent(session, PlanRow, values)
 
 
-def get_bytes(session: Session, plan_id: str) -> bytes | None:
+def get_bytes(session: Session, tenant: str, plan_id: str) -> bytes | None:
     """JSON of a plan, the same bytes every time."""
-    body = session.scalar(select(PlanRow.body).where(PlanRow.plan_id == plan_id))
+    body = session.scalar(select(PlanRow.body).where(PlanRow.tenant == tenant, PlanRow.plan_id == plan_id))
     return None if body is None else zlib.decompress(body)
 
 
 def page(
     session: Session,
+    tenant: str,
     *,
     model_hash: str | None = None,
     cluster_hash: str | None = None,
@@ -49,7 +51,7 @@ def page(
     limit: int = 50,
 ) -> Page[PlanRow]:
     """Plans, newest first, without their bodies."""
-    query = select(PlanRow)
+    query = select(PlanRow).where(PlanRow.tenant == tenant)
     if model_hash is not None:
         query = query.where(PlanRow.model_hash == model_hash)
     if cluster_hash is not None:

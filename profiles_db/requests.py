@@ -1,4 +1,4 @@
-"""Plan requests: the documents by hash, the rest as compressed JSON."""
+"""Plan requests of a tenant: the documents by hash, the rest as compressed JSON."""
 
 import json
 import zlib
@@ -13,13 +13,14 @@ from profiles_db.tables import DocumentKind, RequestRow, now_us
 _APART = {"model", "cluster", "profile"}
 
 
-def put(session: Session, request: PlanRequest, request_hash: str) -> None:
+def put(session: Session, tenant: str, request: PlanRequest, request_hash: str) -> None:
     """Store a request and its documents once, under the hash of the request."""
-    model_hash, _ = documents.put(session, request.model)
-    cluster_hash, _ = documents.put(session, request.cluster)
-    profile_hash = documents.put(session, request.profile)[0] if request.profile is not None else None
+    model_hash, _ = documents.put(session, tenant, request.model)
+    cluster_hash, _ = documents.put(session, tenant, request.cluster)
+    profile_hash = documents.put(session, tenant, request.profile)[0] if request.profile is not None else None
     rest = request.model_dump_json(exclude=_APART, exclude_defaults=True)
     values = {
+        "tenant": tenant,
         "request_hash": request_hash,
         "model_hash": model_hash,
         "cluster_hash": cluster_hash,
@@ -30,25 +31,26 @@ def put(session: Session, request: PlanRequest, request_hash: str) -> None:
     insert_if_absent(session, RequestRow, values)
 
 
-def get(session: Session, request_hash: str) -> PlanRequest | None:
+def get(session: Session, tenant: str, request_hash: str) -> PlanRequest | None:
     """A request with its documents."""
-    row = session.get(RequestRow, request_hash)
+    row = session.get(RequestRow, (tenant, request_hash))
     if row is None:
         return None
     fields = json.loads(zlib.decompress(row.rest))
-    fields["model"] = _load(session, DocumentKind.MODEL, row.model_hash, ModelDescription)
-    fields["cluster"] = _load(session, DocumentKind.CLUSTER, row.cluster_hash, ClusterDescription)
+    fields["model"] = _load(session, tenant, DocumentKind.MODEL, row.model_hash, ModelDescription)
+    fields["cluster"] = _load(session, tenant, DocumentKind.CLUSTER, row.cluster_hash, ClusterDescription)
     if row.profile_hash is not None:
-        fields["profile"] = _load(session, DocumentKind.PROFILE, row.profile_hash, Profile)
+        fields["profile"] = _load(session, tenant, DocumentKind.PROFILE, row.profile_hash, Profile)
     return PlanRequest.from_object(fields, source=f"stored request {request_hash}")
 
 
 def _load(
     session: Session,
+    tenant: str,
     kind: DocumentKind,
     content_hash: str,
     document_type: type[documents.StoredDocument],
 ) -> documents.StoredDocument:
-    body = documents.get_bytes(session, kind, content_hash)
+    body = documents.get_bytes(session, tenant, kind, content_hash)
     assert body is not None, "foreign keys keep the documents of a request"
     return document_type.from_json(body, source=f"stored {kind} {content_hash}")

@@ -8,6 +8,7 @@ from api.cli.describe import describe
 from api.cli.diff import diff
 from api.cli.dryrun import dryrun
 from api.cli.failures import Commands
+from api.cli.keys import keys
 from api.cli.layout import layout
 from api.cli.plan import plan
 from api.cli.schema import schema
@@ -42,4 +43,5 @@ app.command(rich_help_panel=_DESCRIBING)(describe)
 app.command(rich_help_panel=_DESCRIBING)(catalog)
 app.command(rich_help_panel=_DESCRIBING)(schema)
 app.command(rich_help_panel=_AROUND)(serve)
+app.add_typer(keys, name="keys", rich_help_panel=_AROUND)
 app.command(rich_help_panel=_AROUND)(version)

@@ -27,6 +27,7 @@ _EXTRAS = {
     "pydantic_settings": "'shardwright[server]'",
     "prometheus_client": "'shardwright[server]'",
     "jwt": "'shardwright[server]'",
+    "cryptography": "'shardwright[server]'",
     "psycopg": "'shardwright[server]'",
 }
 

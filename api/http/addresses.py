@@ -1,7 +1,5 @@
 """Which addresses may be served while nothing asks who calls."""
 
-import ipaddress
-
 from api.settings import Settings
 from planner.schema.errors import ShardwrightError
 
@@ -12,24 +10,15 @@ class RemoteAddressRefused(ShardwrightError):
     code = "remote_address_refused"
 
 
-def check_address(settings: Settings) -> None:
-    """Refuse addresses that other machines can reach, unless they are asked for.
+def check_address(settings: Settings, *, asks_who_calls: bool) -> None:
+    """Refuse addresses that other machines can reach, unless callers need a key or the operator trusts the network.
 
     Raises:
         RemoteAddressRefused: `settings.host` is one.
     """
-    if not settings.allow_remote and not is_loopback(settings.host):
+    if not (settings.is_local or settings.allow_remote or asks_who_calls):
         raise RemoteAddressRefused(
             f"{settings.host} can be reached from other machines, and nothing here asks who calls; "
-            "serve on 127.0.0.1, or set SHARDWRIGHT_ALLOW_REMOTE=true if the network is trusted"
+            "make a key with 'shardwright keys create NAME' first, serve on 127.0.0.1, or add --allow-remote "
+            "if the network is trusted"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

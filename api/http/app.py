@@ -7,11 +7,12 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from api.http.addresses import is_loopback
 from api.http.body import BODIES_AT_ONCE, BodyLimit
 from api.http.documents.endpoints import document_router
 from api.http.health.endpoints import router as health_router
+from api.http.identity.endpoints import router as identity_router
 from api.http.jobs.endpoints import router as jobs_router
+from api.http.keys.endpoints import router as keys_router
 from api.http.openapi import describe
 from api.http.plans.endpoints import router as plans_router
 from api.http.problems import add_problem_handlers
@@ -51,10 +52,10 @@ def create_app(settings: Settings) -> FastAPI:
     add_problem_handlers(app)
     for kind in DocumentKind:
         app.include_router(document_router(kind))
-    for router in (plans_router, jobs_router, health_router):
+    for router in (plans_router, jobs_router, keys_router, identity_router, health_router):
         app.include_router(router)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
-    if is_loopback(settings.host):
+    if settings.is_local:
         app.add_middleware(HostCheck, hosts=LOOPBACK_HOSTS)
     app.add_middleware(RequestContext, metrics=services.metrics)
     return app

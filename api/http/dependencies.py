@@ -1,11 +1,17 @@
 """What endpoints share: services, parameters of lists, identities in paths."""
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+import structlog
+from fastapi import Depends, Path, Query, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
 
 from api.http.body import json_body
+from api.service.authentication import require
+from api.service.callers import Caller, Scope
 from api.service.services import Services
 
 SHA256_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -20,6 +26,34 @@ def get_services(request: Request) -> Services:
 
 
 ServicesDep = Annotated[Services, Depends(get_services)]
+_bearer = HTTPBearer(
+    scheme_name="key",
+    bearerFormat="swk_...",
+    description="An API key, or a token of the identity provider. Not asked for on loopback before one is made.",
+    auto_error=False,
+)
+
+
+def _caller_with(scope: Scope) -> Callable[..., Awaitable[Caller]]:
+    async def caller(
+        request: Request,
+        services: ServicesDep,
+        _shown: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+    ) -> Caller:
+        header = request.headers.get("authorization")
+        found = await run_in_threadpool(services.authenticator.authenticate, header)
+        request.state.caller = found
+        structlog.contextvars.bind_contextvars(tenant=found.tenant, caller=found.submitted_by)
+        require(found, scope)
+        return found
+
+    return caller
+
+
+Reader = Annotated[Caller, Depends(_caller_with(Scope.READ))]
+"""Comes first among the parameters of an endpoint, so that nothing is read from a stranger."""
+Planner = Annotated[Caller, Depends(_caller_with(Scope.PLAN))]
+Admin = Annotated[Caller, Depends(_caller_with(Scope.ADMIN))]
 JsonBody = Annotated[bytes, Depends(json_body)]
 ContentHash = Annotated[str, Path(pattern=SHA256_PATTERN, description="Content hash.", examples=[EXAMPLE_HASH])]
 JobId = Annotated[

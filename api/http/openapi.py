@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from api.http.problems import MEDIA_TYPE, Problem
+from api.service.keys import NewKey, Rotation
 from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile, RequestReferences
 
 _CONTRACT: tuple[type[BaseModel], ...] = (
@@ -18,6 +19,8 @@ _CONTRACT: tuple[type[BaseModel], ...] = (
     RequestReferences,
     Plan,
     Problem,
+    NewKey,
+    Rotation,
 )
 _TAGS = [
     {"name": "plans", "description": "Ask for plans, get and list them."},
@@ -25,6 +28,7 @@ _TAGS = [
     {"name": "models", "description": "Model descriptions, kept by content."},
     {"name": "clusters", "description": "Cluster descriptions, kept by content."},
     {"name": "profiles", "description": "Measured profiles, kept by content."},
+    {"name": "keys", "description": "API keys of the caller's tenant, and who the caller is."},
     {"name": "health", "description": "For operators and load balancers."},
 ]
 

@@ -11,7 +11,17 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from api.service.errors import InvalidJson, JobFailed, NotFound, TooManyValues, UnknownReference
+from api.service.errors import (
+    Forbidden,
+    IdentityProviderUnavailable,
+    InvalidJson,
+    JobFailed,
+    NotFound,
+    TooManyJobs,
+    TooManyValues,
+    Unauthenticated,
+    UnknownReference,
+)
 from planner.schema.errors import InvalidDocument, ShardwrightError
 
 _log = structlog.get_logger()
@@ -52,10 +62,19 @@ class BodyTooLarge(ShardwrightError):
 
 _STATUS_OF: dict[type[ShardwrightError], int] = {
     InvalidJson: 400,
+    Unauthenticated: 401,
+    Forbidden: 403,
     NotFound: 404,
     BodyTooLarge: 413,
     TooManyValues: 413,
     UnsupportedMediaType: 415,
+    TooManyJobs: 429,
+    IdentityProviderUnavailable: 503,
+}
+_HEADERS_OF: dict[type[ShardwrightError], dict[str, str]] = {
+    Unauthenticated: {"WWW-Authenticate": "Bearer"},
+    TooManyJobs: {"Retry-After": "5"},
+    IdentityProviderUnavailable: {"Retry-After": "5"},
 }
 _STATUS_OF_FAILURE = {"planner_timeout": 504}
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 400: "bad_request"}
@@ -97,7 +116,8 @@ def error_response(error: ShardwrightError) -> JSONResponse:
             return problem_response(status, code, detail, problems=[(path, detail)] if path is not None else ())
         case UnknownReference(path=path):
             return problem_response(422, error.code, detail, problems=[(path, detail)])
-    return problem_response(_STATUS_OF.get(type(error), 422), error.code, detail)
+    status, headers = _STATUS_OF.get(type(error), 422), _HEADERS_OF.get(type(error))
+    return problem_response(status, error.code, detail, headers=headers)
 
 
 def failure_of(problem: dict[str, Any]) -> JobFailed:

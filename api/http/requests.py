@@ -54,7 +54,9 @@ class RequestContext:
         method, route = _known_method(scope["method"]), getattr(scope.get("route"), "path", "(none)")
         self._metrics.http_requests.labels(method, route, status).inc()
         self._metrics.http_seconds.labels(method, route).observe(seconds)
-        _log.info("request", method=method, path=scope["path"], status=status, seconds=round(seconds, 4))
+        caller = scope.get("state", {}).get("caller")
+        who = {} if caller is None else {"tenant": caller.tenant, "caller": caller.submitted_by}
+        _log.info("request", method=method, path=scope["path"], status=status, seconds=round(seconds, 4), **who)
 
 
 class HostCheck:

@@ -1,7 +1,7 @@
 """Run the application with uvicorn."""
 
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import structlog
@@ -35,12 +35,13 @@ def serve(
     database_url: str | None = None,
     *,
     allow_remote: bool | None = None,
+    require_keys: bool | None = None,
     log_format: str | None = None,
 ) -> None:
     """Serve until a signal comes. What is None is taken from `SHARDWRIGHT_*` variables, else from the defaults.
 
     Raises:
-        RemoteAddressRefused: `host` is not a loopback address and `allow_remote` is not set.
+        RemoteAddressRefused: other machines can reach `host`, nothing asks who calls, `allow_remote` is not set.
         AddressUnavailable: the port is taken, or the host has no such address.
         InvalidDatabaseUrl, DatabaseInUse, DatabaseUnavailable: from the database.
     """
@@ -49,6 +50,7 @@ def serve(
         "port": port,
         "database_url": database_url,
         "allow_remote": allow_remote,
+        "require_keys": require_keys,
         "log_format": log_format,
     }
     run(Settings(**{name: value for name, value in given.items() if value is not None}))
@@ -56,15 +58,20 @@ def serve(
 
 def run(settings: Settings) -> None:
     """Serve with given settings; errors as in `serve`."""
-    check_address(settings)
     app = create_app(settings)
     services: Services = app.state.services
-    with closing(services.database), closing(_listen(settings)) as listener:
-        services.database.claim_file()
-        services.database.check()
+    with ExitStack() as stack:
+        stack.enter_context(closing(services.database))
+        services.prepare()
+        check_address(settings, asks_who_calls=settings.require_keys or services.authenticator.can_succeed())
+        listener = stack.enter_context(closing(_listen(settings)))
         configure_logs(settings)
         address, port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
+        if not services.authenticator.is_required():
+            _log.info("open_to_everyone", reach="this machine" if settings.is_local else "the network")
+        elif not services.authenticator.can_succeed():
+            _log.warning("no_keys", remedy="make one with: shardwright keys create NAME")
         _log.info("listening", url=f"http://{shown}:{port}", database=services.database.describe())
         server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, server_header=False, timeout_graceful_shutdown=5)

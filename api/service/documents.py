@@ -19,12 +19,12 @@ class StoredDocument:
 
 
 class DocumentService:
-    """Models, clusters and profiles; each kept once, under its content hash."""
+    """Models, clusters and profiles; each kept once for a tenant, under its content hash."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, kind: DocumentKind, body: bytes) -> StoredDocument:
+    def put(self, tenant: str, kind: DocumentKind, body: bytes) -> StoredDocument:
         """Store the JSON of a document.
 
         Raises:
@@ -32,24 +32,24 @@ class DocumentService:
         """
         document = parse_document(documents.DOCUMENT_TYPES[kind], parse_json(body))
         with self._database.write() as session:
-            content_hash, is_new = documents.put(session, document)
-            row = documents.get_row(session, kind, content_hash)
+            content_hash, is_new = documents.put(session, tenant, document)
+            row = documents.get_row(session, tenant, kind, content_hash)
         assert row is not None
         return StoredDocument(row=row, is_new=is_new)
 
-    def get(self, kind: DocumentKind, content_hash: str) -> bytes:
+    def get(self, tenant: str, kind: DocumentKind, content_hash: str) -> bytes:
         """Canonical JSON of a document.
 
         Raises:
             NotFound: no such document of this kind.
         """
         with self._database.read() as session:
-            body = documents.get_bytes(session, kind, content_hash)
+            body = documents.get_bytes(session, tenant, kind, content_hash)
         if body is None:
             raise NotFound(kind, content_hash)
         return body
 
-    def page(self, kind: DocumentKind, *, cursor: str | None, limit: int) -> Page[DocumentRow]:
+    def page(self, tenant: str, kind: DocumentKind, *, cursor: str | None, limit: int) -> Page[DocumentRow]:
         """Documents of a kind, newest first.
 
         Raises:
@@ -57,4 +57,4 @@ class DocumentService:
         """
         after = Cursor.decode(cursor) if cursor is not None else None
         with self._database.read() as session:
-            return documents.page(session, kind, cursor=after, limit=limit)
+            return documents.page(session, tenant, kind, cursor=after, limit=limit)

@@ -12,6 +12,36 @@ class NotFound(ShardwrightError):
         super().__init__(f"there is no {what} {identity}")
 
 
+class Unauthenticated(ShardwrightError):
+    """The caller does not say, or cannot prove, who it is."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(ShardwrightError):
+    """The caller is known and may not do this."""
+
+    code = "forbidden"
+
+
+class IdentityProviderUnavailable(ShardwrightError):
+    """Nobody can be recognised, because the identity provider does not answer."""
+
+    code = "identity_provider_unavailable"
+
+
+class InvalidTenant(ShardwrightError):
+    """A name that no tenant can have."""
+
+    code = "invalid_tenant"
+
+
+class TooManyJobs(ShardwrightError):
+    """The caller has as many unfinished jobs as it may have."""
+
+    code = "too_many_jobs"
+
+
 class InvalidJson(ShardwrightError):
     """The body is not JSON (RFC 8259) at all."""
 

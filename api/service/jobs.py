@@ -36,37 +36,37 @@ class JobService:
         self._database = database
         self._feed = feed
 
-    def get(self, job_id: str) -> JobView:
+    def get(self, tenant: str, job_id: str) -> JobView:
         """A job.
 
         Raises:
-            NotFound: no such job.
+            NotFound: the tenant has no such job.
         """
         with self._database.read() as session:
-            job = jobs.get(session, job_id)
+            job = jobs.get(session, tenant, job_id)
             if job is None:
                 raise NotFound("job", job_id)
             return JobView(job=job, progress=jobs.last_event(session, job_id))
 
-    async def wait(self, job_id: str, timeout_s: float) -> JobView:
+    async def wait(self, tenant: str, job_id: str, timeout_s: float) -> JobView:
         """The job when it has ended, or as it is after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         with self._feed.watch(job_id) as watcher:
             while True:
-                view = await run_in_threadpool(self.get, job_id)
+                view = await run_in_threadpool(self.get, tenant, job_id)
                 left = deadline - time.monotonic()
                 if view.is_final or left <= 0:
                     return view
                 await watcher.changed(min(left, POLL_S))
 
     async def follow(
-        self, job_id: str, after: int, *, silence_s: float
+        self, tenant: str, job_id: str, after: int, *, silence_s: float
     ) -> AsyncIterator[JobEventRow | JobView | None]:
         """Progress after a sequence number as it comes, then the ended job; None after `silence_s` of nothing."""
         spoke_at = time.monotonic()
         with self._feed.watch(job_id) as watcher:
             while True:
-                view = await run_in_threadpool(self.get, job_id)
+                view = await run_in_threadpool(self.get, tenant, job_id)
                 events = await run_in_threadpool(self._events_after, job_id, after)
                 for event in events:
                     after = event.sequence

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from api.service.errors import NotFound, UnknownReference
+from api.service.callers import Caller
+from api.service.errors import NotFound, TooManyJobs, UnknownReference
 from api.service.metrics import Metrics
 from api.service.parsing import SHA256, parse_document, parse_json
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
@@ -13,8 +14,6 @@ from profiles_db import documents, jobs, plans, requests
 from profiles_db.engine import Database
 from profiles_db.pages import Cursor, Page
 from profiles_db.tables import JobRow, JobState, PlanRow
-
-TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,67 +28,86 @@ class PlanFilter:
 class PlanService:
     """Requests in, plans out. `enqueue` hands a job to the durable queue; handing one over again does nothing."""
 
-    def __init__(self, database: Database, metrics: Metrics, enqueue: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics,
+        enqueue: Callable[[JobRow], None],
+        *,
+        max_jobs_per_key: int,
+    ) -> None:
         self._database = database
         self._metrics = metrics
         self._enqueue = enqueue
+        self._max_jobs_per_key = max_jobs_per_key
 
-    def submit(self, body: bytes) -> JobRow:
+    def submit(self, caller: Caller, body: bytes) -> JobRow:
         """The job that answers a request: an earlier one where it has the plan, a new one else.
 
         Raises:
             InvalidJson, InvalidDocument, UnknownReference: the body is not a request.
+            TooManyJobs: it needs a job, and the caller has as many as it may have.
         """
-        request = self.parse(body)
-        job = self._job_of(request)
+        request = self.parse(caller.tenant, body)
+        job = self._job_of(caller, request)
         if not JobState(job.state).is_final:
-            self._enqueue(job.job_id)
+            self._enqueue(job)
         return job
 
-    def parse(self, body: bytes) -> PlanRequest:
+    def parse(self, tenant: str, body: bytes) -> PlanRequest:
         """Read a request; parts given as `sha256:...` are taken from the store."""
         value = parse_json(body)
         if isinstance(value, dict):
-            self._resolve(value)
+            self._resolve(tenant, value)
         return parse_document(PlanRequest, value)
 
-    def _resolve(self, value: dict[str, Any]) -> None:
+    def _resolve(self, tenant: str, value: dict[str, Any]) -> None:
         for kind, document_type in documents.DOCUMENT_TYPES.items():
             reference = value.get(kind.value)
             if not isinstance(reference, str) or not SHA256.fullmatch(reference):
                 continue
             with self._database.read() as session:
-                stored = documents.get_bytes(session, kind, reference)
+                stored = documents.get_bytes(session, tenant, kind, reference)
             if stored is None:
                 raise UnknownReference(kind.value, reference)
             value[kind.value] = document_type.from_json(stored, source=f"stored {kind} {reference}")
 
-    def _job_of(self, request: PlanRequest) -> JobRow:
+    def _job_of(self, caller: Caller, request: PlanRequest) -> JobRow:
         request_hash = request.content_hash()
         with self._database.read() as session:
-            known = jobs.latest(session, TENANT, request_hash, PLANNER_VERSION)
+            known = jobs.latest(session, caller.tenant, request_hash, PLANNER_VERSION)
         if known is not None and not _may_be_tried_again(known):
             self._metrics.plan_requests.labels("plan" if known.plan_id else "job").inc()
             return known
         self._metrics.plan_requests.labels("nothing").inc()
         with self._database.write() as session:
-            requests.put(session, request, request_hash)
-            attempt = 1 if known is None else known.attempt + 1
-            return jobs.add(session, TENANT, request_hash, PLANNER_VERSION, attempt)
+            if jobs.num_unfinished(session, caller.submitted_by) >= self._max_jobs_per_key:
+                raise TooManyJobs(
+                    f"{caller.name!r} has {self._max_jobs_per_key} unfinished jobs; wait for some, or cancel them"
+                )
+            requests.put(session, caller.tenant, request, request_hash)
+            return jobs.add(
+                session,
+                caller.tenant,
+                request_hash,
+                PLANNER_VERSION,
+                attempt=1 if known is None else known.attempt + 1,
+                submitted_by=caller.submitted_by,
+            )
 
-    def get(self, plan_id: str) -> bytes:
+    def get(self, tenant: str, plan_id: str) -> bytes:
         """JSON of a plan.
 
         Raises:
-            NotFound: no such plan.
+            NotFound: the tenant has no such plan.
         """
         with self._database.read() as session:
-            body = plans.get_bytes(session, plan_id)
+            body = plans.get_bytes(session, tenant, plan_id)
         if body is None:
             raise NotFound("plan", plan_id)
         return body
 
-    def page(self, chosen: PlanFilter, *, cursor: str | None, limit: int) -> Page[PlanRow]:
+    def page(self, tenant: str, chosen: PlanFilter, *, cursor: str | None, limit: int) -> Page[PlanRow]:
         """Plans, newest first.
 
         Raises:
@@ -99,6 +117,7 @@ class PlanService:
         with self._database.read() as session:
             return plans.page(
                 session,
+                tenant,
                 model_hash=chosen.model,
                 cluster_hash=chosen.cluster,
                 outcome=chosen.outcome,

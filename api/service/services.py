@@ -1,9 +1,11 @@
 """Everything one server process holds, put together."""
 
 from api.jobs import JobRunner
+from api.service.authentication import Authenticator
 from api.service.documents import DocumentService
 from api.service.feed import JobFeed
 from api.service.jobs import JobService
+from api.service.keys import KeyService
 from api.service.metrics import Metrics
 from api.service.planner_process import PlannerProcesses
 from api.service.plans import PlanService
@@ -22,6 +24,8 @@ class Services:
         self.settings = settings
         self.metrics = Metrics()
         self.database = Database(settings.database_url.get_secret_value())
+        self.keys = KeyService(self.database)
+        self.authenticator = Authenticator(settings, self.keys)
         feed = JobFeed()
         self._processes = PlannerProcesses(
             settings.planner_command,
@@ -31,13 +35,24 @@ class Services:
         self._solver = Solver(self.database, self._processes, feed, self.metrics, max_starts=settings.max_starts)
         self.runner = JobRunner(self.database, settings, self._solver.solve)
         self.documents = DocumentService(self.database)
-        self.plans = PlanService(self.database, self.metrics, self.runner.enqueue)
+        self.plans = PlanService(
+            self.database, self.metrics, self.runner.enqueue, max_jobs_per_key=settings.max_jobs_per_key
+        )
         self.jobs = JobService(self.database, feed)
 
-    def start(self) -> None:
-        """Take the database, bring its schema up to date, start working."""
+    def prepare(self) -> None:
+        """Take the database and bring its schema up to date.
+
+        Raises:
+            DatabaseInUse, DatabaseUnavailable: that is not possible.
+        """
         self.database.claim_file()
+        self.database.check()
         migrations.upgrade(self.database)
+
+    def start(self) -> None:
+        """Prepare the database and start working."""
+        self.prepare()
         self.runner.start()
 
     def stop(self) -> None:

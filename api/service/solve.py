@@ -96,7 +96,7 @@ class Solver:
         if job.planner_version != PLANNER_VERSION:
             raise JobFailed("planner_replaced", "the planner was upgraded meanwhile; post the request again")
         with self._database.read() as session:
-            request = requests.get(session, job.request_hash)
+            request = requests.get(session, job.tenant, job.request_hash)
         assert request is not None, "foreign keys keep the request of a job"
         self._metrics.planner_starts.inc()
         with self._metrics.solve_seconds.time():
@@ -112,7 +112,7 @@ class Solver:
         )
         plan_id = envelope.plan_id
         with self._database.write() as session:
-            plans.put(session, plan.model_copy(update={"envelope": envelope}))
+            plans.put(session, job.tenant, plan.model_copy(update={"envelope": envelope}))
             if not jobs.finish(session, job.job_id, fence=job.fence, plan_id=plan_id):
                 raise Interrupted
         self._done(job, plan.body.outcome, plan_id=plan_id)

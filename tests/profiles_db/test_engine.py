@@ -19,7 +19,12 @@ def test_sqlite_is_set_up_by_itself(tmp_path) -> None:
 
 def test_foreign_keys_are_enforced(database: Database) -> None:
     row = RequestRow(
-        request_hash="sha256:1", model_hash="sha256:2", cluster_hash="sha256:2", created_at_us=0, rest=b""
+        tenant="default",
+        request_hash="sha256:1",
+        model_hash="sha256:2",
+        cluster_hash="sha256:2",
+        created_at_us=0,
+        rest=b"",
     )
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(row)

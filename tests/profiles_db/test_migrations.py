@@ -1,6 +1,6 @@
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 from profiles_db import migrations
 from profiles_db.engine import Database
@@ -19,6 +19,41 @@ def test_up_is_the_model_and_down_is_nothing(database_url: str) -> None:
         migrations.upgrade(database)
         migrations.downgrade(database, "base")
         assert _tables(database) == set()
+    database.close()
+
+
+def test_rows_from_before_tenants_belong_to_the_default_one_and_survive_the_way_back(database_url: str) -> None:
+    database = Database(database_url)
+    migrations.upgrade(database, "0001")
+    hashes = {"d": "sha256:d", "r": "sha256:r", "p": "sha256:p", "j": "default:sha256:r:0.1.0:1"}
+    statements = (
+        "INSERT INTO documents VALUES (:d, 'model', 'm', 3, 1, :body)",
+        "INSERT INTO requests VALUES (:r, :d, :d, NULL, 2, :body)",
+        "INSERT INTO plans VALUES (:p, :r, :d, :d, '0.1.0', 'm', 'feasible', 8, 5, 6, 0.5, 3, :body)",
+        "INSERT INTO jobs VALUES (:j, 'default', :r, '0.1.0', 1, 'succeeded', 1, 0, :p, NULL, 4, 5, 6)",
+        """INSERT INTO job_events VALUES (:j, 1, 7, '{"message": "x"}')""",
+        "INSERT INTO executors VALUES ('e', 8)",
+    )
+    tables = ("documents", "requests", "plans", "jobs", "job_events", "executors")
+
+    def rows() -> list[dict]:
+        with database.read() as session:
+            return [dict(session.execute(text(f"SELECT * FROM {table}")).mappings().one()) for table in tables]
+
+    with database.write() as session:
+        for statement in statements:
+            names = {name: value for name, value in hashes.items() if f":{name}" in statement}
+            more = {"body": b"abc"} if ":body" in statement else {}
+            session.execute(text(statement), names | more)
+    before = rows()
+    migrations.upgrade(database, "0002")
+    after = rows()
+    for old, new in zip(before, after, strict=True):
+        added = {name: value for name, value in new.items() if name not in old}
+        assert old == {name: new[name] for name in old}
+        assert added.items() <= {"tenant": "default", "submitted_by": "anonymous"}.items()
+    migrations.downgrade(database, "0001")
+    assert rows() == before
     database.close()
 
 

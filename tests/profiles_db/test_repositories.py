@@ -10,6 +10,8 @@ from profiles_db.engine import Database
 from profiles_db.pages import Cursor, InvalidCursor
 from profiles_db.tables import DocumentKind, JobState
 
+TENANT = "default"
+
 
 @pytest.fixture(scope="module")
 def request_document() -> PlanRequest:
@@ -24,13 +26,13 @@ def plan(request_document: PlanRequest) -> Plan:
 def test_documents_come_back_byte_for_byte_and_are_kept_once(database: Database) -> None:
     model = ModelDescription.from_object(MODEL)
     with database.write() as session:
-        content_hash, is_new = documents.put(session, model)
+        content_hash, is_new = documents.put(session, TENANT, model)
         assert (content_hash, is_new) == (model.content_hash(), True)
     with database.write() as session:
-        assert documents.put(session, model) == (content_hash, False)
-        assert documents.get_bytes(session, DocumentKind.MODEL, content_hash) == model.canonical_bytes()
-        assert documents.get_bytes(session, DocumentKind.CLUSTER, content_hash) is None
-        row = documents.get_row(session, DocumentKind.MODEL, content_hash)
+        assert documents.put(session, TENANT, model) == (content_hash, False)
+        assert documents.get_bytes(session, TENANT, DocumentKind.MODEL, content_hash) == model.canonical_bytes()
+        assert documents.get_bytes(session, TENANT, DocumentKind.CLUSTER, content_hash) is None
+        row = documents.get_row(session, TENANT, DocumentKind.MODEL, content_hash)
         assert row is not None
         assert len(row.body) < row.size_bytes == len(model.canonical_bytes())
 
@@ -40,7 +42,7 @@ def test_concurrent_puts_of_one_document_make_one_row(database: Database) -> Non
 
     def put() -> None:
         with database.write() as session:
-            results.append(documents.put(session, model)[1])
+            results.append(documents.put(session, TENANT, model)[1])
 
     threads = [threading.Thread(target=put) for _ in range(8)]
     for thread in threads:
@@ -54,11 +56,11 @@ def test_pages_show_every_document_once_newest_first(database: Database) -> None
     names = [f"cluster {number}" for number in range(7)]
     for name in names:
         with database.write() as session:
-            documents.put(session, ClusterDescription.from_object({**CLUSTER, "name": name}))
+            documents.put(session, TENANT, ClusterDescription.from_object({**CLUSTER, "name": name}))
     seen, cursor = [], None
     while True:
         with database.read() as session:
-            page = documents.page(session, DocumentKind.CLUSTER, cursor=cursor, limit=3)
+            page = documents.page(session, TENANT, DocumentKind.CLUSTER, cursor=cursor, limit=3)
         seen += [row.name for row in page.items]
         if page.next is None:
             break
@@ -75,47 +77,49 @@ def test_a_cursor_of_unknown_origin_is_refused(text: str) -> None:
 def test_a_request_comes_back_as_it_was(database: Database, request_document: PlanRequest) -> None:
     for _ in range(2):
         with database.write() as session:
-            requests.put(session, request_document, request_document.content_hash())
+            requests.put(session, TENANT, request_document, request_document.content_hash())
     with database.read() as session:
-        assert requests.get(session, request_document.content_hash()) == request_document
-        assert requests.get(session, "sha256:none") is None
+        assert requests.get(session, TENANT, request_document.content_hash()) == request_document
+        assert requests.get(session, TENANT, "sha256:none") is None
         profile = Profile.from_object(PROFILE)
-        assert documents.get_bytes(session, DocumentKind.PROFILE, profile.content_hash()) is not None
+        assert documents.get_bytes(session, TENANT, DocumentKind.PROFILE, profile.content_hash()) is not None
 
 
 def test_plans_are_found_by_identity_and_by_filters(
     database: Database, request_document: PlanRequest, plan: Plan
 ) -> None:
     with database.write() as session:
-        requests.put(session, request_document, request_document.content_hash())
-        assert plans.put(session, plan)
-        assert not plans.put(session, plan)
+        requests.put(session, TENANT, request_document, request_document.content_hash())
+        assert plans.put(session, TENANT, plan)
+        assert not plans.put(session, TENANT, plan)
     with database.read() as session:
-        body = plans.get_bytes(session, plan.envelope.plan_id)
+        body = plans.get_bytes(session, TENANT, plan.envelope.plan_id)
         assert body is not None
         assert Plan.from_json(body) == plan
-        assert plans.get_bytes(session, "sha256:none") is None
+        assert plans.get_bytes(session, TENANT, "sha256:none") is None
         model_hash = request_document.model.content_hash()
-        assert [row.plan_id for row in plans.page(session, model_hash=model_hash).items] == [plan.envelope.plan_id]
-        assert plans.page(session, cluster_hash=model_hash).items == []
-        assert len(plans.page(session, outcome="feasible").items) == 1
-        assert plans.page(session, outcome="infeasible").items == []
+        assert [row.plan_id for row in plans.page(session, TENANT, model_hash=model_hash).items] == [
+            plan.envelope.plan_id
+        ]
+        assert plans.page(session, TENANT, cluster_hash=model_hash).items == []
+        assert len(plans.page(session, TENANT, outcome="feasible").items) == 1
+        assert plans.page(session, TENANT, outcome="infeasible").items == []
 
 
 @pytest.fixture
 def job_id(database: Database, request_document: PlanRequest) -> str:
     request_hash = request_document.content_hash()
     with database.write() as session:
-        requests.put(session, request_document, request_hash)
-        return jobs.add(session, "default", request_hash, "0.1.0", 1).job_id
+        requests.put(session, TENANT, request_document, request_hash)
+        return jobs.add(session, TENANT, request_hash, "0.1.0", attempt=1, submitted_by="key:1").job_id
 
 
 def test_a_job_is_added_once(database: Database, request_document: PlanRequest, job_id: str) -> None:
     request_hash = request_document.content_hash()
     with database.write() as session:
-        again = jobs.add(session, "default", request_hash, "0.1.0", 1)
+        again = jobs.add(session, TENANT, request_hash, "0.1.0", attempt=1, submitted_by="key:1")
         assert again.job_id == job_id == f"default:{request_hash}:0.1.0:1"
-        second = jobs.add(session, "default", request_hash, "0.1.0", 2)
+        second = jobs.add(session, TENANT, request_hash, "0.1.0", attempt=2, submitted_by="key:1")
         newest = jobs.latest(session, "default", request_hash, "0.1.0")
         assert newest is not None
         assert newest.job_id == second.job_id
@@ -133,7 +137,7 @@ def test_only_the_newest_run_may_write(database: Database, plan: Plan, job_id: s
         assert second is not None
         assert second.fence == 2
     with database.write() as session:
-        plans.put(session, plan)
+        plans.put(session, TENANT, plan)
         plan_id = plan.envelope.plan_id
         assert not jobs.add_event(session, job_id, fence=1, data={"message": "late"})
         assert jobs.add_event(session, job_id, fence=2, data={"message": "in time"})
@@ -142,7 +146,7 @@ def test_only_the_newest_run_may_write(database: Database, plan: Plan, job_id: s
         assert not jobs.finish(session, job_id, fence=2, problem={"code": "x"})
     with database.write() as session:
         assert jobs.start(session, job_id) is None
-        job = jobs.get(session, job_id)
+        job = jobs.get(session, TENANT, job_id)
         assert job is not None
         assert (job.state, job.plan_id, job.problem) == (JobState.SUCCEEDED, plan_id, None)
         assert [event.data["message"] for event in jobs.events_after(session, job_id, 0)] == ["in time"]

@@ -6,7 +6,16 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from api.http.body import with_body
-from api.http.dependencies import ContentHash, CursorParameter, JsonBody, Limit, ServicesDep, timestamp
+from api.http.dependencies import (
+    ContentHash,
+    CursorParameter,
+    JsonBody,
+    Limit,
+    Planner,
+    Reader,
+    ServicesDep,
+    timestamp,
+)
 from api.http.etags import tagged
 from api.http.examples import DOCUMENTS
 from api.http.openapi import NOT_CHANGED, PROBLEM_RESPONSES, document_body, document_response
@@ -58,9 +67,11 @@ def document_router(kind: DocumentKind) -> APIRouter:
         responses={200: {"model": DocumentSummary, "description": "It was stored already."}, **PROBLEM_RESPONSES},
         openapi_extra=document_body(document_type.__name__, examples={kind.value: DOCUMENTS[kind]}),
     )
-    async def create(services: ServicesDep, request: Request, body: JsonBody, response: Response) -> Any:  # noqa: ANN401
+    async def create(
+        caller: Planner, services: ServicesDep, request: Request, body: JsonBody, response: Response
+    ) -> Any:  # noqa: ANN401
         """Store a document under its content hash. The same content again is no error and changes nothing."""
-        stored = await with_body(request, services.documents.put, kind, body)
+        stored = await with_body(request, services.documents.put, caller.tenant, kind, body)
         summary = DocumentSummary.of(stored.row)
         response.status_code = 201 if stored.is_new else 200
         response.headers["Location"] = summary.links["self"]
@@ -73,9 +84,9 @@ def document_router(kind: DocumentKind) -> APIRouter:
         response_model=DocumentPage,
         responses=PROBLEM_RESPONSES,
     )
-    def list_page(services: ServicesDep, cursor: CursorParameter = None, limit: Limit = 50) -> Any:  # noqa: ANN401
+    def list_page(caller: Reader, services: ServicesDep, cursor: CursorParameter = None, limit: Limit = 50) -> Any:  # noqa: ANN401
         """Newest first; `next` of a page is the `cursor` of the one after it."""
-        page = services.documents.page(kind, cursor=cursor, limit=limit)
+        page = services.documents.page(caller.tenant, kind, cursor=cursor, limit=limit)
         return DocumentPage(items=[DocumentSummary.of(row) for row in page.items], next=page.next)
 
     @router.get(
@@ -85,8 +96,8 @@ def document_router(kind: DocumentKind) -> APIRouter:
         response_class=Response,
         responses={200: document_response(document_type.__name__), 304: NOT_CHANGED, **PROBLEM_RESPONSES},
     )
-    def get(services: ServicesDep, request: Request, content_hash: ContentHash) -> Response:
+    def get(caller: Reader, services: ServicesDep, request: Request, content_hash: ContentHash) -> Response:
         """The document as canonical JSON (RFC 8785): fields that equal their defaults are left out."""
-        return tagged(request, services.documents.get(kind, content_hash), content_hash)
+        return tagged(request, services.documents.get(caller.tenant, kind, content_hash), content_hash)
 
     return router

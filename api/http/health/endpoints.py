@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
-from api.http.dependencies import ServicesDep
+from api.http.dependencies import Reader, ServicesDep
 from api.http.openapi import PROBLEM_RESPONSES
 from api.http.problems import problem_response
 from planner import __version__
@@ -43,9 +43,12 @@ def readyz(services: ServicesDep) -> Health | Response:
     "/metrics",
     summary="Metrics for Prometheus",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text format."}},
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "Prometheus text format."},
+        **PROBLEM_RESPONSES,
+    },
 )
-def metrics(services: ServicesDep) -> Response:
+def metrics(_caller: Reader, services: ServicesDep) -> Response:
     """Counters and gauges of this process, and jobs by state in the database."""
     counts = services.jobs.count_by_state()
     for state in JobState:

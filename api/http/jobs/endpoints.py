@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.http.dependencies import JobId, ServicesDep, timestamp
+from api.http.dependencies import JobId, Reader, ServicesDep, timestamp
 from api.http.jobs.views import Job, JobProgress
 from api.http.openapi import PROBLEM_RESPONSES
 from api.service.jobs import JobView
@@ -24,9 +24,9 @@ LastEventId = Annotated[
 
 
 @router.get("/{job_id}", summary="Get a job", response_model=Job, responses=PROBLEM_RESPONSES)
-def get_job(services: ServicesDep, job_id: JobId) -> Any:  # noqa: ANN401
+def get_job(caller: Reader, services: ServicesDep, job_id: JobId) -> Any:  # noqa: ANN401
     """State, newest progress, and the plan or the problem when it has ended."""
-    return Job.of(services.jobs.get(job_id))
+    return Job.of(services.jobs.get(caller.tenant, job_id))
 
 
 @router.get(
@@ -45,18 +45,20 @@ def get_job(services: ServicesDep, job_id: JobId) -> Any:  # noqa: ANN401
         **PROBLEM_RESPONSES,
     },
 )
-async def follow_job(services: ServicesDep, job_id: JobId, last_event_id: LastEventId = "0") -> StreamingResponse:
+async def follow_job(
+    caller: Reader, services: ServicesDep, job_id: JobId, last_event_id: LastEventId = "0"
+) -> StreamingResponse:
     """Progress from the beginning (or from after `Last-Event-ID`) until the job ends."""
-    await run_in_threadpool(services.jobs.get, job_id)
+    await run_in_threadpool(services.jobs.get, caller.tenant, job_id)
     return StreamingResponse(
-        _stream(services, job_id, int(last_event_id)),
+        _stream(services, caller.tenant, job_id, int(last_event_id)),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[str]:
-    async for item in services.jobs.follow(job_id, after, silence_s=SILENCE_S):
+async def _stream(services: Services, tenant: str, job_id: str, after: int) -> AsyncIterator[str]:
+    async for item in services.jobs.follow(tenant, job_id, after, silence_s=SILENCE_S):
         match item:
             case JobEventRow():
                 progress = JobProgress(sequence=item.sequence, at=timestamp(item.at_us), **item.data)

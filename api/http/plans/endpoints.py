@@ -14,6 +14,8 @@ from api.http.dependencies import (
     CursorParameter,
     JsonBody,
     Limit,
+    Planner,
+    Reader,
     ServicesDep,
     timestamp,
 )
@@ -96,17 +98,19 @@ class PlanPage(BaseModel):
         "PlanRequest", "RequestReferences", examples={"by reference": REFERENCES, "inline": REQUEST}
     ),
 )
-async def create_plan(services: ServicesDep, request: Request, body: JsonBody, wait: Wait = 30.0) -> Response:
+async def create_plan(
+    caller: Planner, services: ServicesDep, request: Request, body: JsonBody, wait: Wait = 30.0
+) -> Response:
     """Model, cluster, workload and profile in, one plan out. Model, cluster and profile may be given as the
     `sha256:` hash of a stored document. The same request gives the same plan; equal requests share one search.
     """
-    submitted = await with_body(request, services.plans.submit, body)
-    view = await services.jobs.wait(submitted.job_id, wait)
+    submitted = await with_body(request, services.plans.submit, caller, body)
+    view = await services.jobs.wait(caller.tenant, submitted.job_id, wait)
     if view.job.problem is not None:
         raise failure_of(view.job.problem)
     if view.job.plan_id is None:
         return _accepted(view)
-    plan = await run_in_threadpool(services.plans.get, view.job.plan_id)
+    plan = await run_in_threadpool(services.plans.get, caller.tenant, view.job.plan_id)
     response = tagged(request, plan, view.job.plan_id)
     response.headers["Content-Location"] = f"/v1/plans/{view.job.plan_id}"
     return response
@@ -119,6 +123,7 @@ def _accepted(view: JobView) -> Response:
 
 @router.get("", summary="List plans", response_model=PlanPage, responses=PROBLEM_RESPONSES)
 def list_plans(
+    caller: Reader,
     services: ServicesDep,
     model: HashFilter = None,
     cluster: HashFilter = None,
@@ -128,7 +133,7 @@ def list_plans(
 ) -> Any:  # noqa: ANN401
     """Newest first; `next` of a page is the `cursor` of the one after it."""
     chosen = PlanFilter(model=model, cluster=cluster, outcome=outcome)
-    page = services.plans.page(chosen, cursor=cursor, limit=limit)
+    page = services.plans.page(caller.tenant, chosen, cursor=cursor, limit=limit)
     return PlanPage(items=[PlanSummary.of(row) for row in page.items], next=page.next)
 
 
@@ -138,6 +143,6 @@ def list_plans(
     response_class=Response,
     responses={200: document_response("Plan"), 304: NOT_CHANGED, **PROBLEM_RESPONSES},
 )
-def get_plan(services: ServicesDep, request: Request, plan_id: ContentHash) -> Response:
+def get_plan(caller: Reader, services: ServicesDep, request: Request, plan_id: ContentHash) -> Response:
     """Body and envelope; the ETag is the identity of the body."""
-    return tagged(request, services.plans.get(plan_id), plan_id)
+    return tagged(request, services.plans.get(caller.tenant, plan_id), plan_id)

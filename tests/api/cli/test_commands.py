@@ -21,6 +21,7 @@ COMMANDS = (
     "catalog",
     "schema",
     "serve",
+    "keys",
     "version",
 )
 

@@ -35,6 +35,16 @@ def decoder_request(num_layers: int = 2, **changes: Any) -> dict[str, Any]:
     return {**request, **changes}
 
 
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def make_key(client: TestClient, *scopes: str, **more: Any) -> dict[str, Any]:
+    answer = client.post("/v1/keys", json={"name": "a key", "scopes": scopes, **more})
+    assert answer.status_code == 201
+    return answer.json()
+
+
 class Server:
     """A real server process on loopback."""
 
@@ -58,7 +68,7 @@ class Server:
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         self.url = self._log_until("listening")["url"]
-        self.http = httpx2.Client(base_url=self.url, timeout=60)
+        self.http = httpx2.Client(base_url=self.url, timeout=300)
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None

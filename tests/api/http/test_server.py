@@ -6,9 +6,12 @@ import time
 import pytest
 
 from api.http import RemoteAddressRefused, serve
+from api.service.callers import Scope
+from api.service.keys import KeyService, NewKey
 from planner.schema.errors import ShardwrightError
-from profiles_db.engine import DatabaseInUse, DatabaseUnavailable
-from tests.api.http.server import decoder_request
+from profiles_db import migrations
+from profiles_db.engine import Database, DatabaseInUse, DatabaseUnavailable
+from tests.api.http.server import bearer, decoder_request
 
 LONG = decoder_request(24)
 
@@ -35,7 +38,7 @@ def test_sixteen_equal_requests_share_one_planner(start_server, database_url: st
     request, answers = decoder_request(16), []
 
     def post() -> None:
-        answers.append(server.http.post("/v1/plans", params={"wait": 60}, json=request))
+        answers.append(server.http.post("/v1/plans", params={"wait": 300}, json=request))
 
     threads = [threading.Thread(target=post) for _ in range(16)]
     for thread in threads:
@@ -62,7 +65,7 @@ def test_a_restart_in_the_middle_resumes_the_job(start_server, database_url: str
     second = start_server(database_url)
     job = second.http.get(link).json()
     assert job["state"] in ("queued", "running")
-    plan = second.http.post("/v1/plans", params={"wait": 60}, json=LONG)
+    plan = second.http.post("/v1/plans", params={"wait": 300}, json=LONG)
     assert plan.status_code == 200
     assert second.http.get(link).json()["plan_id"] == plan.json()["envelope"]["plan_id"]
     assert "shardwright_planner_starts_total 1.0" in second.http.get("/metrics").text
@@ -85,14 +88,14 @@ def test_a_job_that_keeps_killing_its_server_is_given_up(start_server, sqlite_ur
 
 def test_a_planner_that_takes_too_long_is_stopped(start_server, sqlite_url: str) -> None:
     server = start_server(sqlite_url, SHARDWRIGHT_PLANNER_WALL_S="1.5")
-    answer = server.http.post("/v1/plans", params={"wait": 60}, json=LONG)
+    answer = server.http.post("/v1/plans", params={"wait": 300}, json=LONG)
     assert (answer.status_code, answer.json()["code"]) == (504, "planner_timeout")
     wait_until(lambda: not server.child_pids())
 
 
 def test_a_planner_that_needs_too_much_memory_is_stopped(start_server, sqlite_url: str) -> None:
     server = start_server(sqlite_url, SHARDWRIGHT_PLANNER_MEMORY_BYTES=str(64 * 2**20))
-    answer = server.http.post("/v1/plans", params={"wait": 60}, json=LONG)
+    answer = server.http.post("/v1/plans", params={"wait": 300}, json=LONG)
     assert answer.status_code == 500
     assert answer.json()["code"] in ("planner_out_of_memory", "planner_failed")
     assert server.http.get("/healthz").status_code == 200
@@ -105,7 +108,7 @@ def test_a_killed_planner_is_tried_again_at_the_next_request(start_server, sqlit
     os.kill(server.child_pids()[0], signal.SIGKILL)
     wait_until(lambda: server.http.get(link).json()["state"] == "failed")
     assert server.http.get(link).json()["problem"]["code"] == "planner_failed"
-    again = server.http.post("/v1/plans", params={"wait": 60}, json=LONG)
+    again = server.http.post("/v1/plans", params={"wait": 300}, json=LONG)
     assert again.status_code == 200
     assert again.json()["envelope"]["job_id"].endswith(":2")
 
@@ -146,9 +149,36 @@ def test_the_log_is_json_with_ids_and_without_secrets(start_server, sqlite_url: 
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
-def test_addresses_of_other_machines_are_refused(host: str) -> None:
+def test_addresses_of_other_machines_are_refused(host: str, sqlite_url: str) -> None:
     with pytest.raises(RemoteAddressRefused, match="reached from other machines"):
-        serve(host=host, port=0)
+        serve(host=host, port=0, database_url=sqlite_url)
+
+
+def test_with_a_key_other_machines_are_served_and_need_it(start_server, sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    migrations.upgrade(database)
+    token = KeyService(database).create("default", NewKey(name="a", scopes=(Scope.READ,))).token
+    database.close()
+    server = start_server(sqlite_url, SHARDWRIGHT_HOST="0.0.0.0")
+    assert server.http.get("/v1/whoami").status_code == 401
+    assert server.http.get("/v1/whoami", headers=bearer(token)).status_code == 200
+    server.end()
+    assert token not in str(server.log)
+    assert token.split("_", 2)[2] not in str(server.log)
+    asked = [entry for entry in server.log if entry["event"] == "request"]
+    assert [entry.get("tenant") for entry in asked] == [None, "default"]
+    assert asked[1]["caller"] == f"key:{token.split('_')[1]}"
+
+
+def test_required_keys_are_asked_for_before_the_first_is_made(start_server, sqlite_url: str) -> None:
+    server = start_server(sqlite_url, SHARDWRIGHT_HOST="0.0.0.0", SHARDWRIGHT_REQUIRE_KEYS="true")
+    assert server.http.get("/v1/whoami").status_code == 401
+    assert "no_keys" in [entry["event"] for entry in server.log]
+
+
+def test_a_trusted_network_is_served_without_keys(start_server, sqlite_url: str) -> None:
+    server = start_server(sqlite_url, SHARDWRIGHT_HOST="0.0.0.0", SHARDWRIGHT_ALLOW_REMOTE="true")
+    assert server.http.get("/v1/whoami").json()["name"] == "anonymous"
 
 
 def test_a_taken_port_is_named(start_server, sqlite_url: str, tmp_path) -> None:

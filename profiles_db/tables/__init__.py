@@ -1,0 +1,24 @@
+"""All tables; importing them here fills the metadata that migrations compare with."""
+
+from profiles_db.tables.base import HASH, JOB_ID, TENANT, Base, now_us
+from profiles_db.tables.documents import DocumentKind, DocumentRow, RequestRow
+from profiles_db.tables.jobs import ExecutorRow, JobEventRow, JobRow, JobState
+from profiles_db.tables.keys import KeyRow
+from profiles_db.tables.plans import PlanRow
+
+__all__ = [
+    "HASH",
+    "JOB_ID",
+    "TENANT",
+    "Base",
+    "DocumentKind",
+    "DocumentRow",
+    "ExecutorRow",
+    "JobEventRow",
+    "JobRow",
+    "JobState",
+    "KeyRow",
+    "PlanRow",
+    "RequestRow",
+    "now_us",
+]
