@@ -89,8 +89,8 @@ def random_request(seed: int) -> PlanRequest:
 def with_atoms_and_muon(request: PlanRequest, rng: Random) -> PlanRequest:
     """Some of the requests: blocks with atoms that even shards may cut, or with matrices that Muon updates."""
     workload = request.workload
-    may_be_ragged = request.client_features is None or ClientFeature.RAGGED_LAYOUT in request.client_features
-    if may_be_ragged and rng.random() < 0.2:
+    features = ClientFeature if request.client_features is None else request.client_features
+    if {ClientFeature.RAGGED_LAYOUT, ClientFeature.MUON_OWNERS} <= {*features} and rng.random() < 0.3:
         rule = AtomRule(parameters="layers.*", atom=rng.choice(ATOMS))
         workload = workload.model_copy(update={"atoms": (rule,)})
     if rng.random() < 0.2:

@@ -91,10 +91,11 @@ class Layouts:
             yield Way(partition=parts)
             return
         cuts = [found.cuts_atom for found in chosen.values() if found.cuts_atom]
+        needs_owners = self._is_for_torch_muon and any(self._has_muon(parts.units[number]) for number in chosen)
         may_be_ragged = (
             allows(self.request, ClientFeature.RAGGED_LAYOUT)
             and allowed(self.request, {"layouts": Cut.RAGGED})
-            and not (self._is_for_torch_muon and any(self._has_muon(parts.units[number]) for number in chosen))
+            and not needs_owners
         )
         may_be_even = not cuts and allowed(self.request, {"layouts": Cut.EVEN})
         if may_be_ragged:
@@ -104,9 +105,11 @@ class Layouts:
             yield Way(partition=parts, cut=Cut.EVEN)
         if not (may_be_ragged or may_be_even):
             whose = f"even shards cut the atom of {cuts[0]!r}" if cuts else "'even' is not among the fixed choices"
+            feature = ClientFeature.MUON_OWNERS if needs_owners else ClientFeature.RAGGED_LAYOUT
+            knob = "'muon_owners' must not be false" if needs_owners else "'layouts' may be 'ragged' or 'even'"
             self.refusal = (
-                f"layouts: {whose}, and ragged layouts are not allowed; the client needs the feature "
-                f"{ClientFeature.RAGGED_LAYOUT.value!r}, and the knob 'layouts' may be fixed to 'ragged' or 'even'"
+                f"layouts: {whose}, and ragged layouts are not allowed{' for Muon' if needs_owners else ''}; the "
+                f"client needs the feature {feature.value!r}, and the knob {knob}"
             )
 
     def _choose(self, parts: Partition, unit: Unit, shard: int) -> _Chosen:

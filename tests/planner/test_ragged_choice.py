@@ -86,7 +86,7 @@ def test_layouts_can_be_fixed_to_even() -> None:
     even = asked(UNEVEN, fixed=(*SHARDED, FixedChoice(knob="layouts", value="even")))
     assert not shards(planned(even))
     other = asked(UNEVEN, fixed=(*SHARDED, FixedChoice(knob="layouts", value="odd")))
-    with pytest.raises(InconsistentRequest, match="may be fixed to 'ragged' or 'even'"):
+    with pytest.raises(InconsistentRequest, match="'layouts' may be 'ragged' or 'even'"):
         make_plan(other)
 
 
