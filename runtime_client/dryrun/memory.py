@@ -46,7 +46,8 @@ class MemoryRecord:
     persistent_host_bytes: int
     """Between two steps, in host memory: shards and state of offloaded units, step counts of the optimizer."""
     step_counts_bytes: int
-    """Of these, the step counts: a float for each parameter of Adam and AdamW, unless they are fused."""
+    """Of these, the step counts: a float for each parameter of Adam and AdamW, fused ones apart, whose counts lie
+    beside the parameters and belong to the state."""
     micro_batch: PhasePeak
     """Forward and backward: the highest of all micro-batches."""
     optimizer: PhasePeak
@@ -104,7 +105,8 @@ def _step(rehearsal: Rehearsal, tracker: "_PeakTracker") -> MemoryRecord:
 
 
 def _step_counts_bytes(optimizer: torch.optim.Optimizer) -> int:
-    counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+    parameters = [p for group in optimizer.param_groups if not group.get("fused") for p in group["params"]]
+    counts = [optimizer.state[p]["step"] for p in parameters if "step" in optimizer.state.get(p, {})]
     return sum(count.nbytes for count in counts if count.device.type == "cpu")
 
 
