@@ -18,6 +18,8 @@ from solver.schedule.problem import Aim, Assignment, Problem
 
 MAX_SETTINGS = 2
 """Other settings that are told of."""
+MAX_REPAIRS = 400
+"""Assignments that local search may try where those placed exceed the limits."""
 _PARTS_OF_BUDGET = (32, 8)
 _PARTS_OF_DEADLINE = (100, 20)
 """How much looser limits are tried: such a part of the limit."""
@@ -155,6 +157,8 @@ def _solved(
     heuristic = Heuristic(problem, seed=best.seed, like=best.heuristic, fixed=fixed)
     heuristic.offer(with_values(assignment, fixed))
     heuristic.guide(gap=gap)
+    if not (heuristic.feasible or heuristic.is_infeasible):
+        heuristic.improve(max_evaluations=MAX_REPAIRS)
     return heuristic
 
 

@@ -5,6 +5,7 @@ import random
 from planner.schema import (
     Decisions,
     DType,
+    KeptBy,
     ModelDescription,
     OptimizerName,
     PlanRequest,
@@ -119,6 +120,7 @@ def _model(rng: random.Random, num_blocks: int) -> ModelDescription:
                 size_bytes=Polynomial(one=rng.randint(1, 300)),
                 first_call=start,
                 last_call=rng.randrange(start, calls),
+                kept_by=rng.choice(list(KeptBy)),
             ),
         )
     return tiny_model(
