@@ -6,12 +6,18 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from benchmarks.small_models import MODELS, SmallModel
+from planner.layout.atoms import table_names
+from planner.layout.planned import LayoutOptions
+from planner.layout.units import UnitPlanner
+from planner.program.parts import expanded
+from planner.program.units import partition
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
     Decisions,
     DType,
     GradientSync,
+    Layout,
     MeshPlan,
     ModelDescription,
     OptimizerGroup,
@@ -20,6 +26,7 @@ from planner.schema import (
     ShardDim,
     StateTier,
     UnitPlan,
+    Workload,
 )
 
 PRECISIONS: dict[str, tuple[DType | None, DType | None, DType | None]] = {
@@ -71,6 +78,8 @@ class Configuration:
     blocks_per_unit: int = 1
     offload: str = "none"
     """Units in host memory: none, second (every second one), all, the root among them."""
+    ragged: str = "none"
+    """Units with ragged layouts: none, second (every second one), all, the root among them."""
     shard_dims: bool = False
     """Shard matrices on their second dimension where that is possible."""
     reduce_buffers: int = 1
@@ -129,9 +138,14 @@ class Configuration:
         """What is applied and predicted; `model` says what there is to shard and to keep."""
         param_dtype, reduce_dtype, output_dtype = PRECISIONS[self.precision]
         units = tuple(self._placed((*self._units(), self._root())))
+        layouts = self._layouts(model, units)
         return Decisions(
             mesh=MeshPlan(replicate=self.mesh[0], shard=self.mesh[1]),
-            units=units,
+            units=tuple(
+                unit.model_copy(update={"layouts": tuple(layout.name for layout in layouts.get(unit.modules, ()))})
+                for unit in units
+            ),
+            layouts=tuple(layout for unit in units for layout in layouts.get(unit.modules, ())),
             activations=tuple(self._activations(model)),
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
@@ -147,6 +161,31 @@ class Configuration:
             ),
             shard_dims=tuple(self._shard_dims(model, units)) if self.shard_dims else (),
         )
+
+    def _layouts(
+        self, model: ModelDescription, units: tuple[UnitPlan, ...]
+    ) -> dict[tuple[str, ...], tuple[Layout, ...]]:
+        """Buffers by the modules of their unit; a unit on one rank has none."""
+        every = {"none": 0, "second": 2, "all": 1}[self.ragged]
+        modules = [unit.modules for unit in units if unit.modules != ("",)]
+        parts = partition(expanded(model, modules, ()).model, modules)
+        meshes = {unit.modules: unit.mesh or MeshPlan(shard=self.mesh[1]) for unit in units}
+        found = {}
+        for number, unit in enumerate(parts.units):
+            shard = meshes[unit.modules].shard
+            if not every or number % every or shard == 1 or not unit.parameters:
+                continue
+            planner = UnitPlanner(
+                workload=Workload(
+                    micro_batch=1, sequence=1, global_batch=1, optimizer_groups=(OPTIMIZERS[self.optimizer],)
+                ),
+                tables=table_names(model),
+                declared=(),
+                options=LayoutOptions(shard_degrees=(shard,)),
+                num_ranks=shard,
+            )
+            found[unit.modules] = tuple(buffer.layout for buffer in planner.plan(unit).buffers)
+        return found
 
     def _activations(self, model: ModelDescription) -> Iterator[ActivationPlan]:
         """Selective checkpointing keeps what the description offers first; frozen blocks are offered nothing."""

@@ -11,6 +11,7 @@ from benchmarks.small_models import MODELS
 from planner.schema import GradientSync
 
 NUM_DRAWN = 70
+NUM_RAGGED = 30
 KNOBS: dict[str, tuple[Any, ...]] = {
     "model": tuple(MODELS),
     "mesh": ((1, 8), (1, 2), (1, 64), (1, 1024), (8, 8), (2, 4), (8, 1), (1, 1)),
@@ -170,10 +171,15 @@ def drawn(num: int, seed: int = 0) -> list[Configuration]:
 
 
 def configurations(num_drawn: int = NUM_DRAWN) -> list[Configuration]:
-    """Every model as it is, every knob alone on Llama, the pairwise cover, then drawn ones."""
+    """Every model as it is, every knob alone on Llama, the pairwise cover, drawn ones, some with ragged layouts."""
     single = [Configuration(model=model) for model in MODELS]
+    ragged = [
+        replace(one, ragged="second" if index % 3 else "all", shard_dims=False)
+        for index, one in enumerate([*single, *drawn(NUM_RAGGED, seed=1)])
+    ]
     single += [_alone(name, value) for name, values in KNOBS.items() for value in values]
-    return list(dict.fromkeys(map(runnable, [*single, *pairwise_cover(KNOBS), *drawn(num_drawn)])))
+    every = [*single, *pairwise_cover(KNOBS), *drawn(num_drawn), *ragged]
+    return list(dict.fromkeys(map(runnable, every)))
 
 
 def _alone(name: str, value: Any) -> Configuration:  # noqa: ANN401 - a value of any knob
