@@ -6,7 +6,7 @@ shows that it cannot improve the best plan by more than half of the accepted gap
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -159,6 +159,8 @@ class _Search:
     interrupted: bool = False
     refusal: InconsistentRequest | None = None
     """Why there are no regions that do not offload, or none that do."""
+    lowest: int | None = None
+    """The lowest bound of a region that was relaxed since they are known."""
     is_counted: bool = False
     """All regions are known; before, nothing bounds the step."""
 
@@ -248,7 +250,7 @@ class _Search:
         return target is None or node.lower_bound <= target
 
     def _step(self) -> None:
-        """Sharpen the bound of the node with the lowest; two cheap ways, then CP-SAT."""
+        """Sharpen the bound of the node with the lowest: class relaxation, local search, CP-SAT."""
         _, _, node = heappop(self.queue)
         if not self._is_open(node):
             node.forget()
@@ -262,21 +264,47 @@ class _Search:
         elif node.stage == 0:
             self._report(f"looking at {node.region.label}")
             self._relax(node)
+            if self._is_promising(node):
+                self._dive(node)
+                return
+        elif node.is_relaxed:
+            for child in self._split(node):
+                self._push(child)
+            return
         elif node.stage == 1:
             self._report(f"improving {node.region.label}")
-            self._improve(node)
+            node.item().heuristic.improve(max_evaluations=LOCAL_EVALUATIONS)
+            self._offer(node.item())
         elif self.spent >= limit.deterministic_time:
             return
         else:
             self._report(f"proving {node.region.label}")
             self._prove(node)
         node.stage += 1
-        if node.is_finished and node.is_relaxed and not node.is_empty and self._may_improve(node):
-            node.is_split = True
-            for child in self._split(node):
-                self.nodes.append(child)
-                self._push(child)
         self._push(node)
+
+    def _is_promising(self, node: Node) -> bool:
+        """Whether its settings should be looked at now: no bound is lower, no known plan is nearly as good."""
+        if not (node.is_relaxed and self._is_open(node)):
+            return False
+        is_lowest = self.lowest is None or node.lower_bound < self.lowest
+        if is_lowest:
+            self.lowest = node.lower_bound
+        return is_lowest and not self._is_near(self.incumbent, node)
+
+    def _is_near(self, value: int | None, node: Node) -> bool:
+        """Whether a value is within the accepted gap of a node's bound."""
+        return value is not None and node.lower_bound >= value * (1 - self.request.search.gap)
+
+    def _dive(self, node: Node) -> None:
+        """Look at settings up to the first that may be nearly as good as all of them: others are measured by it."""
+        is_found = False
+        for child in self._split(node):
+            if not is_found:
+                self._relax(child)
+                child.stage += 1
+                is_found = self._is_near(child.lower_bound, node)
+            self._push(child)
 
     def _relax(self, node: Node) -> None:
         """The class relaxation, and its optimum under the settings."""
@@ -288,18 +316,7 @@ class _Search:
         node.is_empty = item.heuristic.is_infeasible
         may_win = self.incumbent is None or item.value(item.heuristic.value) < self.incumbent
         if not node.is_empty and self._is_open(node) and may_win:
-            self._try(node, item.heuristic.best, node.settings[:1])
-
-    def _improve(self, node: Node) -> None:
-        """The other settings, and local search under the best of all."""
-        untried = [setting for setting in node.settings if setting not in node.tried]
-        self._try(node, node.item().heuristic.best, untried)
-        if not self._is_open(node):
-            return
-        opened = node.open(min(node.tried, key=lambda setting: node.tried[setting]))
-        opened.heuristic.offer(node.item().heuristic.best)
-        opened.heuristic.improve(max_evaluations=LOCAL_EVALUATIONS)
-        self._offer(opened)
+            self._try(node, item.heuristic.best)
 
     def _prove(self, node: Node) -> None:
         limits, item = self.request.search, node.item()
@@ -326,7 +343,7 @@ class _Search:
         node.is_finished = result.is_finished
         if result.assignment is not None:
             item.heuristic.offer(result.assignment)
-            self._try(node, result.assignment, node.settings)
+            self._try(node, result.assignment)
 
     def _count(self, item: OpenCandidate) -> None:
         self.spent += EFFORT_PER_STEP * sum(len(one.steps) for one in item.problem.rounds)
@@ -334,29 +351,31 @@ class _Search:
     def _learn(self, node: Node, lower_bound: int) -> None:
         node.lower_bound = max(node.lower_bound, node.item().value(lower_bound))
 
-    def _try(self, node: Node, assignment: Assignment, settings: Sequence[Setting]) -> None:
-        """Evaluate decisions under some settings, until one comes close to the node's bound."""
-        for setting in settings:
-            opened = node.open(setting)
-            self._count(opened)
-            heuristic = opened.heuristic
-            heuristic.offer(assignment)
-            if self.best is None and not heuristic.feasible:
-                heuristic.guide(gap=self.request.search.gap / 4)
-            node.tried[setting] = Tried(
-                exceeds=not heuristic.feasible,
-                value=opened.value(heuristic.value),
-                step_ns=opened.step_ns(heuristic.evaluation),
-                needed_bytes=heuristic.evaluation.needed,
-            )
-            self._offer(opened)
-            if not self._is_open(node):
-                return
+    def _try(self, node: Node, assignment: Assignment) -> None:
+        """Evaluate decisions under the first setting."""
+        setting = node.settings[0]
+        opened = node.open(setting)
+        self._count(opened)
+        heuristic = opened.heuristic
+        heuristic.offer(assignment)
+        if self.best is None and not heuristic.feasible:
+            heuristic.guide(gap=self.request.search.gap / 4)
+        node.tried[setting] = Tried(
+            exceeds=not heuristic.feasible,
+            value=opened.value(heuristic.value),
+            step_ns=opened.step_ns(heuristic.evaluation),
+            needed_bytes=heuristic.evaluation.needed,
+        )
+        self._offer(opened)
 
-    def _split(self, node: Node) -> Iterator[Node]:
-        """The settings of a relaxed node one by one."""
-        for setting in node.settings:
-            yield Node(region=node.region, settings=(setting,), lower_bound=node.lower_bound)
+    def _split(self, node: Node) -> list[Node]:
+        """The settings of a relaxed node as nodes of their own, first those that take the least time."""
+        node.is_split = True
+        node.forget()
+        settings = sorted(node.settings, key=lambda one: (one.forward_prefetch, one.reduce_buffers), reverse=True)
+        children = [Node(region=node.region, settings=(one,), lower_bound=node.lower_bound) for one in settings]
+        self.nodes.extend(children)
+        return children
 
     def _offer(self, item: OpenCandidate) -> None:
         if not item.heuristic.feasible:

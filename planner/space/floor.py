@@ -5,24 +5,26 @@ on in forward, and until it ends in backward (copies out of gathers and into red
 R_k its reduce-scatter and L_k its all-reduce, X what is recomputed, Y what is gathered again, Z the copies of that:
 
     forward  >= A_1 + .. + A_k + f_k                                            for each k
-    backward >= b_k + R_k + .. + R_1 (and so with L), b_1 + X + Z + R_1 + L_1   for each k
-    backward >= sum of R + Y' (+ sum of L, where they share the link)
+    backward >= b_k + R_k + .. + R_1 + L', b_k + R' + L_k + .. + L_1            for each k (R', L' the least)
+    backward >= that + X + Z of all that comes before
+    backward >= b_n + sum of R + Y' (+ sum of L, where they share the link)     for the first n that reduces
     forward  >= copies of activations to the host, backward >= those back
     both     >= what the CPU has to launch
 
 The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. Y' is Y
-without as many gathers as backward prefetches at most: those that it begins with may run beside the loss, since the
-CPU is ahead and they wait for no copy. X, Y and Z are bounded by memory: at the end of the forward, and again when
-the first unit reduces, all that blocks keep and all that stays gathered (with the communicators of partial
-resharding) is alive beside the shards, the optimizer state, the gathered root and what earlier micro-batches left;
-and the pools of gathers and reductions are reserved at their own peaks, whenever these are. The least backward time
-is that at which the leanest mixtures, taken in fractions, fit.
+without as many gathers as are issued before the first reduction, prefetched ones among them: the link takes all in
+order of issue. Or, without b_n, as many as backward prefetches: they may run beside the loss, since the CPU is
+ahead and they wait for no copy. X, Y and Z are bounded by memory: what blocks keep and what stays gathered (and the
+communicators of partial resharding) is alive beside all else at some moments (`planner.space.room`). The least
+backward time is that at which the leanest mixtures, taken in fractions, fit: of calls and of units, or of both
+where they spend a weighted mean of computation and link.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from planner.costs import CostModel
 from planner.costs.mesh import MeshCosts
@@ -31,11 +33,40 @@ from planner.program.inputs import micro_batches
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
 from planner.space.candidate import BACKWARD_DEPTHS
+from planner.space.room import (
+    Moment,
+    gathered_bytes,
+    kept_bytes,
+    moments,
+    options_of,
+    other_pools_bytes,
+    reduces_in_backward,
+    resident_bytes,
+    units_in_order,
+)
 
 MOST_EARLY = max(1, *BACKWARD_DEPTHS)
 """Units that backward may gather ahead; implicit prefetch gathers one."""
+WEIGHTS = 8
+"""Bounds on the computation and on the link are mixed in so many steps."""
 Point = tuple[int, int]
-"""(bytes kept, ns spent for keeping no more)."""
+"""(bytes kept, cost of keeping no more)."""
+
+
+class Option(NamedTuple):
+    """What a call or a unit can keep, and what that takes in backward."""
+
+    kept_bytes: int
+    compute_ns: int
+    link_ns: int = 0
+
+    def point(self, weight: int) -> Point:
+        """Cost in parts of `WEIGHTS` ns, so many of them of the computation, the others of the link."""
+        return self.kept_bytes, weight * self.compute_ns + (WEIGHTS - weight) * self.link_ns
+
+
+Alike = tuple[Sequence[Option], int]
+"""Options of so many calls or units."""
 
 
 def floor_ns(
@@ -47,7 +78,7 @@ def floor_ns(
     """
     total = 0
     places = micro_batches(knobs, num_micro_batches)
-    left = budget_bytes - _other_pools_bytes(inputs, [place for place, _ in places])
+    left = budget_bytes - other_pools_bytes(inputs, [place for place, _ in places])
     for place, num in places:
         time = _micro_batch_ns(inputs, place, costs, left)
         if time is None:
@@ -59,51 +90,42 @@ def floor_ns(
 def floor_bytes(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batches: int) -> int:
     """No plan of the global choice needs less memory."""
     places = [place for place, _ in micro_batches(knobs, num_micro_batches)]
-    return _other_pools_bytes(inputs, places) + max(
-        _resident_bytes(inputs, place) + _Mixture.of(_kept_by_calls(inputs, place, costs)).leanest_bytes
+    return other_pools_bytes(inputs, places) + max(
+        resident_bytes(inputs, place) + moment.least_needed(kept.leanest_bytes)
         for place in places
+        for kept in (_Mixture.of(_points(_kept_by_calls(inputs, place, costs), WEIGHTS)),)
+        for moment in moments(inputs, place, costs)
     )
-
-
-def _other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
-    """Reserved for gathers (the largest unit's buffer), and for sharded gradients where any are made."""
-    gathered = [
-        inputs.sizes[unit].gathered
-        for knobs in places
-        for unit, _ in _order(inputs)
-        if knobs.shard(unit) > 1 and not knobs.starts_gathered(unit)
-    ]
-    reduces = any(knobs.reduces for knobs in places)
-    shards = sum(inputs.sizes[u].sharded_gradients for u, _ in _order(inputs) if not places[0].is_on_host(u))
-    return max(gathered, default=0) + reduces * shards
 
 
 def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_bytes: int) -> int | None:
-    link_ns, all_reduces_ns, compute_ns, least_ns = _backward_sums(inputs, knobs, costs)
-    again = list(_kept_by_units(inputs, knobs, costs))
+    sums = _backward_sums(inputs, knobs, costs)
+    room = _Room(left_bytes - resident_bytes(inputs, knobs), moments(inputs, knobs, costs))
     apart = knobs.separate_reduce_scatter_group and costs.concurrent_collectives
-    backward_ns = _least_backward_ns(
-        compute_ns,
-        (0 if apart else link_ns) - _early_ns(again),
-        _Mixture.of(_kept_by_calls(inputs, knobs, costs)),
-        _Mixture.of(again),
-        _Mixture.of([*_kept_by_calls(inputs, knobs, costs), *_kept_by_units(inputs, knobs, costs, copies=True)]),
-        _Room(left_bytes - _resident_bytes(inputs, knobs), *_first_reduction(inputs, knobs)),
-    )
-    if backward_ns is None:
-        return None
+    backward_ns = max(sums.link_ns, sums.all_reduces_ns)
+    for tail in {sums.last, sums.longest}:
+        calls = list(_kept_by_calls(inputs, knobs, costs, tail.first))
+        units = list(_kept_by_units(inputs, knobs, costs, tail.first))
+        link_ns = -_early_ns(units, MOST_EARLY)
+        if not apart:
+            begun = sums.num_begun + MOST_EARLY
+            link_ns = sums.link_ns + max(link_ns, sums.first_ns - _early_ns(units, begun))
+        least_ns = _least_backward_ns(tail.compute_ns, link_ns, calls, units, room)
+        if least_ns is None:
+            return None
+        backward_ns = max(backward_ns, least_ns)
     out_ns, in_ns = _activation_copies_ns(inputs, knobs, costs)
     forward_ns = max(_forward_ns(inputs, knobs, costs), out_ns)
-    on_device_ns = forward_ns + max(backward_ns, least_ns, link_ns, all_reduces_ns, in_ns)
+    on_device_ns = forward_ns + max(backward_ns, in_ns)
     return max(on_device_ns, costs.launch_ns * _num_launches(inputs, knobs, costs))
 
 
-def _early_ns(again: Iterable[tuple[Sequence[Point], int]]) -> int:
-    """The longest gathers that may begin before backward does."""
-    longest = sorted(
-        max(spent for _, spent in points) for points, num in again for _ in range(min(num, MOST_EARLY))
+def _early_ns(units: Iterable[Alike], most: int) -> int:
+    """The longest gathers, so many of them."""
+    gathers = sorted(
+        max(option.link_ns for option in options) for options, num in units for _ in range(min(num, most))
     )
-    return sum(longest[-MOST_EARLY:])
+    return sum(gathers[-most:])
 
 
 def _activation_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[int, int]:
@@ -124,26 +146,19 @@ def _num_launches(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
     for call in inputs.partition.model.calls:
         launches += costs.forward_kernels(call.kind)
         launches += costs.backward_kernels(call.kind) if kinds[call.kind].output_requires_grad else 0
-    for unit, _ in _order(inputs):
+    for unit, _ in units_in_order(inputs):
         launches += 3 * (knobs.shard(unit) > 1 and not knobs.starts_gathered(unit))
         launches += 2 * (knobs.shard(unit) > 1 and knobs.reduces and inputs.sizes[unit].reduce_input > 0)
     return launches
-
-
-def _order(inputs: StepInputs) -> list[tuple[int, int]]:
-    """Units in the order of their forward, each with the call that it begins at."""
-    parts = inputs.partition
-    found = {ROOT: 0}
-    for run in parts.passes:
-        found.setdefault(run.unit, run.first)
-    return [(unit, first) for unit, first in found.items() if parts.units[unit].parameters]
 
 
 def _forward_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
     calls = [costs.forward_ns(call.kind) for call in inputs.partition.model.calls]
     left_ns = [*accumulate(reversed(calls), initial=0)][::-1]
     order = [
-        (unit, first) for unit, first in _order(inputs) if knobs.shard(unit) > 1 and not knobs.starts_gathered(unit)
+        (unit, first)
+        for unit, first in units_in_order(inputs)
+        if knobs.shard(unit) > 1 and not knobs.starts_gathered(unit)
     ]
     sizes = [inputs.sizes[unit].gathered for unit, _ in order]
     copies_ns = sum(costs.copy_ns(size, size) for size in sizes)
@@ -155,8 +170,30 @@ def _forward_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
     return longest
 
 
-def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[int, int, int, int]:
-    """Reduce-scatters (with all-reduces where they share the link), all-reduces, computation, least time of all."""
+class _Tail(NamedTuple):
+    """Backward of calls from `first` on and what follows it, without what their recomputation and gathers add."""
+
+    first: int
+    compute_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of a backward."""
+
+    link_ns: int
+    """Reduce-scatters, with all-reduces where they share the link."""
+    all_reduces_ns: int
+    first_ns: int
+    """Until the first reduce-scatter can begin."""
+    num_begun: int
+    """Passes that begin before that is issued."""
+    last: _Tail
+    """The longest that all recomputation and copies come before."""
+    longest: _Tail
+
+
+def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> _Sums:
     sizes, kinds = inputs.sizes, inputs.partition.model.kinds
     apart = knobs.separate_reduce_scatter_group and costs.concurrent_collectives
     shares_link = costs.all_reduce_shares_link and not apart
@@ -166,24 +203,55 @@ def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> tuple[
     ]
     done_ns = [*accumulate(reversed(calls), initial=0)][::-1]
     """From the backward of each call, that of it included, to the end of its own."""
-    scatters_ns = alls_ns = least_ns = copies_ns = 0
-    order = _order(inputs)
+    scatters_ns = alls_ns = copies_ns = 0
+    each: list[tuple[int, int]] = []
+    order = units_in_order(inputs)
     total_copies_ns = sum(_gradient_copies_ns(inputs, knobs, costs, unit) for unit, _ in order)
+    tails = [_Tail(0, done_ns[0] + total_copies_ns)]
     for unit, first in order:
+        before_ns = done_ns[0 if unit == ROOT else first] + total_copies_ns - copies_ns
         copies_ns += _gradient_copies_ns(inputs, knobs, costs, unit)
         if not (knobs.reduces and sizes[unit].reduce_input):
             continue
         scatter_ns, all_reduce_ns = _reduction_ns(inputs, knobs, costs, unit)
         scatters_ns += scatter_ns
         alls_ns += all_reduce_ns
-        before_ns = done_ns[0 if unit == ROOT else first] + total_copies_ns - copies_ns
-        last_ns = scatters_ns + (alls_ns if shares_link else 0)
-        least_ns = max(least_ns, before_ns + last_ns, before_ns + alls_ns)
-    at_end_ns = 0
-    if knobs.reduces and sizes[ROOT].reduce_input:
-        at_end_ns = sum(_reduction_ns(inputs, knobs, costs, ROOT))
-    link_ns = scatters_ns + (alls_ns if shares_link else 0)
-    return link_ns, alls_ns, done_ns[0] + total_copies_ns + at_end_ns, least_ns
+        each.append((scatter_ns, all_reduce_ns))
+        first_ns, last_ns = (min(durations) for durations in zip(*each, strict=True))
+        last_ns = alls_ns if shares_link else last_ns
+        reduced_ns = before_ns + max(scatters_ns + last_ns, first_ns + alls_ns)
+        tails.append(_Tail(0 if unit == ROOT else first, reduced_ns))
+    spending = _first_spending(inputs, knobs)
+    reduced = _first_reduced(inputs, knobs)
+    return _Sums(
+        link_ns=scatters_ns + (alls_ns if shares_link else 0),
+        all_reduces_ns=alls_ns,
+        first_ns=0 if reduced is None else done_ns[reduced],
+        num_begun=sum(run.last >= (reduced or 0) for run in inputs.partition.passes),
+        last=max((tail for tail in tails if tail.first <= spending), key=lambda tail: tail.compute_ns),
+        longest=max(tails, key=lambda tail: tail.compute_ns),
+    )
+
+
+def _first_reduced(inputs: StepInputs, knobs: Knobs) -> int | None:
+    """The call whose backward the first of all reductions follows, 0 for the end; None where some need no link."""
+    if not knobs.reduces or any(knobs.shard(unit) == 1 for unit, _ in units_in_order(inputs)):
+        return None
+    firsts = {run.unit: run for run in reversed(inputs.partition.passes)}
+    reducing = (run for unit, run in firsts.items() if inputs.sizes[unit].reduce_input)
+    return max((run.first for run in reducing if reduces_in_backward(inputs, run)), default=0)
+
+
+def _first_spending(inputs: StepInputs, knobs: Knobs) -> int:
+    """No call before this one recomputes, and no unit gathers again for such a call alone."""
+    parts = inputs.partition
+    ends = {run.unit: run.last for run in parts.passes if parts.units[run.unit].parameters}
+    recomputing = (
+        call
+        for call in range(len(parts.model.calls))
+        if any(option not in (KEEP, TO_HOST) for option in options_of(knobs, call))
+    )
+    return min([*recomputing, *(last for unit, last in ends.items() if unit in parts.with_backward)], default=0)
 
 
 def _reduction_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> tuple[int, int]:
@@ -210,48 +278,32 @@ def _gradient_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit
     return duration
 
 
-def _first_reduction(inputs: StepInputs, knobs: Knobs) -> tuple[int, int, int]:
-    """Of the first unit that reduces: what that needs, what its calls keep at most, what it has gathered."""
-    parts, sizes = inputs.partition, inputs.sizes
-    last = max(parts.passes, key=lambda run: run.last, default=None)
-    if last is None or not knobs.reduces or knobs.finds_whole_gradients or not sizes[last.unit].gradients:
-        return 0, 0, 0
-    own = sum(
-        liveness_of(parts.model.kinds[call.kind], KEEP).kept_bytes(inputs.micro_batch, inputs.sequence)
-        for call in parts.model.calls[last.first :]
-    )
-    return sizes[last.unit].gradients + sizes[last.unit].reduce_input, own, sizes[last.unit].gathered
-
-
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Memory for what calls and units keep, at the end of the forward and at the first reduction."""
+    """Memory for what calls keep and units leave gathered."""
 
     left_bytes: int
-    reduction_bytes: int
-    own_kept_bytes: int
-    own_gathered_bytes: int
+    moments: Sequence[Moment]
 
     def holds(self, kept: int, gathered: int) -> bool:
-        """Whether both moments have room for this."""
-        others = max(0, kept - self.own_kept_bytes) + max(0, gathered - self.own_gathered_bytes)
-        return max(kept + gathered, others + self.reduction_bytes) <= self.left_bytes
+        """Whether every moment has room for this."""
+        return all(moment.needed(kept, gathered) <= self.left_bytes for moment in self.moments)
 
-    def holds_together(self, total: int) -> bool:
-        """The same for a sum, whatever its parts are."""
-        others = max(0, total - self.own_kept_bytes - self.own_gathered_bytes)
-        return max(total, others + self.reduction_bytes) <= self.left_bytes
+    @property
+    def most_bytes(self) -> int:
+        """No more can be kept and left gathered together."""
+        return min(self.left_bytes - moment.more_bytes + moment.gone_bytes for moment in self.moments)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """Lower convex hull of what a set of calls or units can keep for what time."""
+    """Lower convex hull of what a set of calls or units can keep at what cost."""
 
     kept_bytes: int
     """Where nothing is spent that need not be."""
-    spent_ns: int
+    spent: int
     segments: tuple[tuple[int, int], ...]
-    """(bytes freed, ns spent), the cheapest bytes first."""
+    """(bytes freed, cost), the cheapest bytes first."""
 
     @classmethod
     def of(cls, options: Iterable[tuple[Sequence[Point], int]]) -> "_Mixture":
@@ -272,44 +324,72 @@ class _Mixture:
         """Whatever is spent."""
         return self.kept_bytes - sum(freed for freed, _ in self.segments)
 
-    def least_bytes(self, ns: int) -> int | None:
+    def least_bytes(self, most: int) -> int | None:
         """Kept when at most so much is spent; None where that is not enough."""
-        ns -= self.spent_ns
-        if ns < 0:
+        left = most - self.spent
+        if left < 0:
             return None
         kept = self.kept_bytes
         for freed, cost in self.segments:
-            if cost > ns:
-                return kept - freed * ns // cost
+            if cost > left:
+                return kept - freed * left // cost
             kept -= freed
-            ns -= cost
+            left -= cost
         return kept
 
+    def least_spent(self, most_bytes: int) -> int | None:
+        """Spent when at most so much is kept; None where that is not possible."""
+        spent, excess = self.spent, self.kept_bytes - most_bytes
+        for freed, cost in self.segments:
+            if excess <= freed:
+                return spent + cost * max(0, excess) // freed
+            spent += cost
+            excess -= freed
+        return None if excess > 0 else spent
+
     @property
-    def most_ns(self) -> int:
-        """Spent when as little as possible is kept."""
-        return self.spent_ns + sum(cost for _, cost in self.segments)
+    def most_spent(self) -> int:
+        """When as little as possible is kept."""
+        return self.spent + sum(cost for _, cost in self.segments)
 
 
 def _least_backward_ns(
-    compute_ns: int, link_ns: int, calls: _Mixture, units: _Mixture, together: _Mixture, room: _Room
+    compute_ns: int, link_ns: int, calls: Sequence[Alike], units: Sequence[Alike], room: _Room
 ) -> int | None:
-    """By bisection: longer backwards leave room to keep less.
+    """The longest of two relaxations; None where one finds no room.
 
-    Two relaxations must both fit: calls spend computation and units the link, each on its own; or both spend
-    computation together (`together`), units for their copies alone.
+    Calls spend computation and units the link, each on its own, and both keep what each moment has room for. Or
+    both spend a weighted mean of computation and link, which is no longer than the longer of the two.
     """
+    apart_ns = _apart_ns(
+        compute_ns, link_ns, _Mixture.of(_points(calls, WEIGHTS)), _Mixture.of(_points(units, 0)), room
+    )
+    if apart_ns is None:
+        return None
+    longest = apart_ns
+    for weight in range(1, WEIGHTS + 1):
+        spent = _Mixture.of(_points([*calls, *units], weight)).least_spent(room.most_bytes)
+        if spent is None:
+            return None
+        longest = max(longest, (weight * compute_ns + (WEIGHTS - weight) * link_ns + spent) // WEIGHTS)
+    return longest
+
+
+def _points(alike: Iterable[Alike], weight: int) -> Iterator[tuple[Sequence[Point], int]]:
+    for options, num in alike:
+        yield [option.point(weight) for option in options], num
+
+
+def _apart_ns(compute_ns: int, link_ns: int, calls: _Mixture, units: _Mixture, room: _Room) -> int | None:
+    """By bisection: longer backwards leave room to keep less."""
 
     def fits(backward_ns: int) -> bool:
-        kept = calls.least_bytes(backward_ns - compute_ns)
-        gathered = units.least_bytes(backward_ns - link_ns)
-        total = together.least_bytes(backward_ns - compute_ns)
-        if kept is None or gathered is None or total is None:
-            return False
-        return room.holds(kept, gathered) and room.holds_together(total)
+        kept = calls.least_bytes((backward_ns - compute_ns) * WEIGHTS)
+        gathered = units.least_bytes((backward_ns - link_ns) * WEIGHTS)
+        return kept is not None and gathered is not None and room.holds(kept, gathered)
 
-    low = max(compute_ns + together.spent_ns, link_ns + units.spent_ns)
-    high = max(compute_ns + together.most_ns, link_ns + units.most_ns)
+    low = max(compute_ns + calls.spent // WEIGHTS, link_ns + units.spent // WEIGHTS)
+    high = max(compute_ns + calls.most_spent // WEIGHTS, link_ns + units.most_spent // WEIGHTS)
     if not fits(high):
         return None
     while low < high:
@@ -321,32 +401,19 @@ def _least_backward_ns(
     return high
 
 
-def _resident_bytes(inputs: StepInputs, knobs: Knobs) -> int:
-    """Alive in the pool of the computation at the end of the forward, whatever is decided."""
-    sizes = inputs.sizes
-    total = inputs.optimizer_bytes + inputs.partition.model.buffers_bytes + sizes[ROOT].gathered
-    total += sum(size.stored for unit, size in enumerate(sizes) if not knobs.is_on_host(unit))
-    total += inputs.partition.model.inputs_bytes.at(inputs.micro_batch, inputs.sequence)
-    if knobs.finds_whole_gradients:
-        total += sum(s.whole_gradients if s.accumulates_apart else s.gradients for s in sizes)
-    return total
-
-
-def _kept_by_calls(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterator[tuple[Sequence[Point], int]]:
-    counted: Counter[tuple[str, tuple[Activation, ...]]] = Counter()
+def _kept_by_calls(inputs: StepInputs, knobs: Knobs, costs: CostModel, first: int = 0) -> Iterator[Alike]:
+    """Calls before the first recompute for nothing."""
+    counted: Counter[tuple[str, tuple[Activation, ...], bool]] = Counter()
     for call, entry in enumerate(inputs.partition.model.calls):
-        choice = knobs.activation.get(call)
-        counted[entry.kind, (KEEP,) if choice is None else tuple(activation for activation, _ in choice)] += 1
-    for (name, options), num in counted.items():
+        counted[entry.kind, options_of(knobs, call), call < first] += 1
+    for (name, options, is_free), num in counted.items():
         kind = inputs.partition.model.kinds[name]
         yield (
             [
-                (
-                    0
-                    if option == TO_HOST
-                    else liveness_of(kind, option).kept_bytes(inputs.micro_batch, inputs.sequence),
+                Option(
+                    kept_bytes(inputs, kind, option),
                     costs.recompute_ns(name, option.saved_ops)
-                    if option not in (KEEP, TO_HOST) and kind.output_requires_grad
+                    if option not in (KEEP, TO_HOST) and kind.output_requires_grad and not is_free
                     else 0,
                 )
                 for option in options
@@ -355,31 +422,31 @@ def _kept_by_calls(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> Iterat
         )
 
 
-def _kept_by_units(
-    inputs: StepInputs, knobs: Knobs, costs: CostModel, *, copies: bool = False
-) -> Iterator[tuple[Sequence[Point], int]]:
-    """Of units with a backward, which gathers again what forward did not leave: its gathers, or its copies."""
+def _kept_by_units(inputs: StepInputs, knobs: Knobs, costs: CostModel, first: int) -> Iterator[Alike]:
+    """Of units with a backward, which gathers again, and copies out, what forward did not leave.
+
+    Units whose passes end before the first call copy out for nothing.
+    """
     parts = inputs.partition
-    counted: Counter[tuple[int, MeshCosts, tuple[Resharding, ...]]] = Counter()
+    ends = {run.unit: run.last for run in parts.passes}
+    counted: Counter[tuple[int, MeshCosts, tuple[Resharding, ...], bool]] = Counter()
     for unit in parts.with_backward - {ROOT}:
         if not parts.units[unit].parameters:
             continue
         options = tuple(value for value, _ in knobs.reshard[unit])
-        counted[inputs.sizes[unit].gathered, costs.collectives(knobs.meshes[unit]), options] += 1
-    for (size, collectives, options), num in counted.items():
-        yield [_resharded(size, option, collectives, costs, copies=copies) for option in options], num
+        collectives = costs.collectives(knobs.meshes[unit])
+        counted[inputs.sizes[unit].gathered, collectives, options, ends[unit] < first] += 1
+    for (size, collectives, options, is_free), num in counted.items():
+        yield [_resharded(size, option, collectives, costs, is_free=is_free) for option in options], num
 
 
-def _resharded(size: int, option: Resharding, collectives: MeshCosts, costs: CostModel, *, copies: bool) -> Point:
-    if option is False:
-        return size, 0
-    if collectives.mesh.shard == 1:
-        return 0, 0
-    copy_ns = costs.copy_ns(size, size)
-    if option is True:
-        return 0, copy_ns if copies else collectives.all_gather_ns(size)
-    kept = size // option + costs.partial_reshard_bytes(option)
-    return kept, copy_ns if copies else collectives.all_gather_ns(size, option)
+def _resharded(size: int, option: Resharding, collectives: MeshCosts, costs: CostModel, *, is_free: bool) -> Option:
+    shard = collectives.mesh.shard
+    kept = gathered_bytes(size, option, shard, costs)
+    if option is False or shard == 1:
+        return Option(kept, 0)
+    gather_ns = collectives.all_gather_ns(size, None if option is True else option)
+    return Option(kept, 0 if is_free else costs.copy_ns(size, size), gather_ns)
 
 
 def _lower_hull(points: Sequence[Point]) -> list[Point]:
