@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from planner.costs import CostModel
 from planner.program.build.calls import liveness_of
+from planner.program.sizes import UnitBytes
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT, Pass
 from planner.schema import CallKind, Polynomial
@@ -53,8 +54,13 @@ def resident_bytes(inputs: StepInputs, knobs: Knobs) -> int:
     total += sum(size.stored for unit, size in enumerate(sizes) if not knobs.is_on_host(unit))
     total += inputs.partition.model.inputs_bytes.at(inputs.micro_batch, inputs.sequence)
     if knobs.finds_whole_gradients:
-        total += sum(s.whole_gradients if s.accumulates_apart else s.gradients for s in sizes)
+        total += sum(_whole_bytes(size) for size in sizes)
     return total
+
+
+def _whole_bytes(size: UnitBytes) -> int:
+    """Gradients of a unit that earlier micro-batches left."""
+    return size.whole_gradients if size.accumulates_apart else size.gradients
 
 
 def other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
@@ -181,10 +187,14 @@ class _Walk:
             max(self._forward_bytes(call, option), waiting + self._backward_bytes(call, option))
             for option in options_of(self._knobs, call)
         )
+        more -= self._reduced_bytes({run.unit for run in self._reducing if run.first > call})
         return self._moment(own + more, call, {unit for unit, first, _ in self._gathered if first > call}, run)
 
     def _in_reduction(self, run: Pass) -> Moment:
         more = self._waiting_gradients_bytes(run.first, run.unit) + self._inputs.sizes[run.unit].reduce_input
+        more -= self._reduced_bytes(
+            {other.unit for other in self._reducing if other.first >= run.first} - {run.unit}
+        )
         return self._moment(more, run.first, {unit for unit, first, _ in self._gathered if first >= run.first}, run)
 
     def _moment(self, more: int, call: int, ungathered: set[int], run: Pass | None) -> Moment:
@@ -249,6 +259,11 @@ class _Walk:
             for unit in (self._parts.unit_of_call[later],)
             if unit in (ROOT, reducing) or first.get(unit, later) < begin
         )
+
+    def _reduced_bytes(self, units: set[int]) -> int:
+        """Whole gradients of earlier micro-batches that are gone once these units are reduced."""
+        found = self._knobs.finds_whole_gradients
+        return sum(_whole_bytes(self._inputs.sizes[unit]) for unit in units) if found else 0
 
     def _retained_bytes(self, call: int) -> int:
         """Input of the last reduction before the backward of a call, which the next one will take back."""
