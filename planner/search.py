@@ -189,7 +189,7 @@ class _Search:
                 "fixed: no plan is left; the choices contradict each other, the cluster or the client's features"
             )
         bound = self._bound() if self.is_counted else 0
-        self._tidy()
+        self._tidy(bound)
         return Found(
             best=self.best,
             assignment=self.assignment,
@@ -275,7 +275,7 @@ class _Search:
             self._report(f"improving {node.region.label}")
             node.item().heuristic.improve(max_evaluations=LOCAL_EVALUATIONS)
             self._offer(node.item())
-        elif self.spent >= limit.deterministic_time:
+        elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent, node):
             return
         else:
             self._report(f"proving {node.region.label}")
@@ -390,11 +390,14 @@ class _Search:
             return None
         return min(self.incumbent - 1, int(self.incumbent * (1 - self.request.search.gap / 2)))
 
-    def _tidy(self) -> None:
-        """Spend half of the accepted gap on a plan that a person can read."""
+    def _tidy(self, bound: int) -> None:
+        """Spend half of the accepted gap, or what CP-SAT was spared, on a plan that a person can read."""
         if self.best is None or self.assignment is None or self.incumbent is None:
             return
-        slack = int(self.incumbent * self.request.search.gap / 2)
+        gap = self.request.search.gap
+        left = int(bound / (1 - gap)) - self.incumbent
+        slack = int(self.incumbent * gap / 2)
+        slack = min(slack, left) if left >= 0 else slack
         self.assignment = tidy(self.best.problem, self.assignment, slack=slack)
         evaluation = self.best.heuristic.evaluate(self.assignment)
         self.incumbent = self.best.value(self.best.problem.value(evaluation))

@@ -77,11 +77,12 @@ class Heuristic:
         """Place optima of the relaxation and add the rows that they break, as long as that helps.
 
         Args:
-            gap: relative distance to the bound at which the best assignment is good enough.
+            gap: relative distance to the bound at which the best assignment is good enough; half of it is what the
+                relaxation may miss of its optimum.
             enough: a bound above this is good enough too, since nothing so large is wanted.
         """
         for _ in range(MAX_CUTTING_ROUNDS):
-            relaxed = self.relaxation.solve(self._fixed)
+            relaxed = self.relaxation.solve(self._fixed, gap=gap / 2)
             if not relaxed.is_feasible:
                 self.is_infeasible = True
                 return

@@ -23,7 +23,7 @@ _DETERMINISTIC_TIME = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxed:
-    """Optimum of the relaxation."""
+    """Optimum of the relaxation, or nearly."""
 
     lower_bound: int
     """No feasible assignment has a smaller value of what is minimised."""
@@ -74,9 +74,9 @@ class Relaxation:
         other.problem = problem
         return other
 
-    def solve(self, fixed: Mapping[int, int]) -> Relaxed:
-        """Its optimum where some decisions are taken."""
-        return _Small(self, fixed).solve()
+    def solve(self, fixed: Mapping[int, int], *, gap: float = 0.0) -> Relaxed:
+        """Its optimum, or what is as near to it as the gap, where some decisions are taken."""
+        return _Small(self, fixed).solve(gap)
 
     @property
     def pool_rows(self) -> Sequence[Iterable[Row]]:
@@ -138,7 +138,7 @@ class _Small:
                 expr = expr + amount * self._counts[self._place[decision]][value]
         return expr
 
-    def solve(self) -> Relaxed:
+    def solve(self, gap: float) -> Relaxed:
         if self._problem.budget is not None:
             self._model.add(self._needed <= self._problem.budget)
         if self._problem.deadline is not None:
@@ -149,6 +149,8 @@ class _Small:
         solver.parameters.num_workers = 1
         solver.parameters.catch_sigint_signal = False
         solver.parameters.max_deterministic_time = _DETERMINISTIC_TIME
+        solver.parameters.linearization_level = 2
+        solver.parameters.relative_gap_limit = gap
         status = solver.solve(self._model)
         if status == cp_model.INFEASIBLE:
             return Relaxed(lower_bound=0, counts=(), is_feasible=False)
