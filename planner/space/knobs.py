@@ -55,14 +55,15 @@ def open_knobs(
         reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, {v: v for v in values}))
     options = {kind: _activations(request, parts, kind) for kind in {call.kind for call in parts.model.calls}}
     to_host: dict[object, Activation] = {ActivationPolicy.OFFLOAD.value: TO_HOST}
+    offloaded = candidate.offloaded_blocks
     activation = {
         call: decide(
             f"{entry.path}.activation",
             _ACTIVATION,
-            to_host if entry.path in candidate.offloaded_blocks else options[entry.kind],
+            to_host if entry.path in offloaded else options[entry.kind],
         )
         for call, entry in enumerate(parts.model.calls)
-        if entry.path in candidate.offloaded_blocks or _can_checkpoint(parts, entry)
+        if entry.path in offloaded or _can_checkpoint(parts, entry)
     }
     setting = candidate.setting
     return (
@@ -129,8 +130,9 @@ def _activations(request: PlanRequest, parts: Partition, name: str) -> dict[obje
 def _can_checkpoint(parts: Partition, call: Call) -> bool:
     """Blocks, and the parts of those that were cut, if they were traced under checkpointing."""
     kind = parts.model.kinds[call.kind]
-    is_part = any(call.path.startswith(f"{block.path}.") for block in parts.blocks)
-    return kind.full is not None and (kind.role is CallRole.BLOCK or (is_part and bool(kind.none.saved)))
+    if kind.full is None or kind.role is CallRole.BLOCK:
+        return kind.full is not None
+    return bool(kind.none.saved) and any(call.path.startswith(f"{block.path}.") for block in parts.blocks)
 
 
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:

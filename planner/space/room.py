@@ -11,6 +11,7 @@ leave gathered. Where some of the latter may be gone, the most that they can be 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from planner.costs import CostModel
@@ -138,7 +139,8 @@ class _Walk:
         self._inputs, self._knobs = inputs, knobs
         self._parts = parts = inputs.partition
         self._model = parts.model
-        kept = [self._kept(call) for call in range(len(self._model.calls))]
+        self._kept = cache(self._find_kept)
+        kept = [self._kept(entry.kind, options_of(knobs, call)) for call, entry in enumerate(self._model.calls)]
         self._most = [*accumulate((most for most, _ in reversed(kept)), initial=0)][::-1]
         """Most that is kept by each call and all after it."""
         self._least = [*accumulate((least for _, least in reversed(kept)), initial=0)][::-1]
@@ -210,8 +212,9 @@ class _Walk:
     def _kind(self, call: int) -> CallKind:
         return self._model.kinds[self._model.calls[call].kind]
 
-    def _kept(self, call: int) -> tuple[int, int]:
-        found = [kept_bytes(self._inputs, self._kind(call), option) for option in options_of(self._knobs, call)]
+    def _find_kept(self, name: str, options: tuple[Activation, ...]) -> tuple[int, int]:
+        """The most and the least that a call of a kind keeps."""
+        found = [kept_bytes(self._inputs, self._model.kinds[name], option) for option in options]
         return max(found), min(found)
 
     def _pass_of(self, call: int) -> Pass | None:
