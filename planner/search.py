@@ -213,7 +213,7 @@ class _Search:
         return self.num_regions - len(whole) + sum(not self._is_open(node) for node in unseen)
 
     def _open(self, *, offloads: bool) -> None:
-        """All regions; the first that may fit gives a plan at once, before the others are even costed."""
+        """All regions; the first that fits gives a plan at once, before the others are even costed."""
         try:
             self._list(offloads=offloads)
         except (NoValueLeft, NoCostOnHost) as refusal:
@@ -227,7 +227,7 @@ class _Search:
             if floor is None:
                 continue
             node = Node(region=region, settings=region.settings, lower_bound=floor)
-            if self.best is None and len(self.nodes) == first:
+            if self.best is None:
                 self._relax(node)
                 node.stage += 1
                 self._report(f"looked at {region.label}")
@@ -359,6 +359,8 @@ class _Search:
         heuristic = opened.heuristic
         heuristic.offer(assignment)
         if self.best is None and not heuristic.feasible:
+            heuristic.offer_uniform()
+        if self.best is None and not heuristic.feasible and self.is_counted:
             heuristic.guide(gap=self.request.search.gap / 4)
         node.tried[setting] = Tried(
             exceeds=not heuristic.feasible,

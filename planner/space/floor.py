@@ -99,8 +99,11 @@ def floor_bytes(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_ba
 
 
 def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_bytes: int) -> int | None:
-    sums = _backward_sums(inputs, knobs, costs)
     room = _Room(left_bytes - resident_bytes(inputs, knobs), moments(inputs, knobs, costs))
+    least = _Mixture.of(_points(_kept_by_calls(inputs, knobs, costs), WEIGHTS)).leanest_bytes
+    if not room.holds_least(least):
+        return None
+    sums = _backward_sums(inputs, knobs, costs)
     apart = knobs.separate_reduce_scatter_group and costs.concurrent_collectives
     backward_ns = max(sums.link_ns, sums.all_reduces_ns)
     for tail in {sums.last, sums.longest}:
@@ -245,13 +248,14 @@ def _first_reduced(inputs: StepInputs, knobs: Knobs) -> int | None:
 def _first_spending(inputs: StepInputs, knobs: Knobs) -> int:
     """No call before this one recomputes, and no unit gathers again for such a call alone."""
     parts = inputs.partition
+    with_backward = parts.with_backward
     ends = {run.unit: run.last for run in parts.passes if parts.units[run.unit].parameters}
     recomputing = (
         call
         for call in range(len(parts.model.calls))
         if any(option not in (KEEP, TO_HOST) for option in options_of(knobs, call))
     )
-    return min([*recomputing, *(last for unit, last in ends.items() if unit in parts.with_backward)], default=0)
+    return min([*recomputing, *(last for unit, last in ends.items() if unit in with_backward)], default=0)
 
 
 def _reduction_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> tuple[int, int]:
@@ -288,6 +292,10 @@ class _Room:
     def holds(self, kept: int, gathered: int) -> bool:
         """Whether every moment has room for this."""
         return all(moment.needed(kept, gathered) <= self.left_bytes for moment in self.moments)
+
+    def holds_least(self, kept: int) -> bool:
+        """Whether every moment has room for calls that keep the least, and units that leave nothing gathered."""
+        return all(moment.least_needed(kept) <= self.left_bytes for moment in self.moments)
 
     @property
     def most_bytes(self) -> int:

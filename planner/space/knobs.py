@@ -11,7 +11,6 @@ from planner.program.units import ROOT, Partition
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
-    Call,
     CallRole,
     ClientFeature,
     Decisions,
@@ -55,7 +54,7 @@ def open_knobs(
         reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, {v: v for v in values}))
     options = {kind: _activations(request, parts, kind) for kind in {call.kind for call in parts.model.calls}}
     to_host: dict[object, Activation] = {ActivationPolicy.OFFLOAD.value: TO_HOST}
-    offloaded = candidate.offloaded_blocks
+    offloaded, checkpointable = candidate.offloaded_blocks, set(_checkpointable(parts))
     activation = {
         call: decide(
             f"{entry.path}.activation",
@@ -63,7 +62,7 @@ def open_knobs(
             to_host if entry.path in offloaded else options[entry.kind],
         )
         for call, entry in enumerate(parts.model.calls)
-        if entry.path in offloaded or _can_checkpoint(parts, entry)
+        if entry.path in offloaded or call in checkpointable
     }
     setting = candidate.setting
     return (
@@ -89,7 +88,7 @@ def knob_names(parts: Partition) -> set[str]:
     """Knobs of the modules of a grouping, open or fixed."""
     return {
         *(f"{unit.modules[0]}.reshard_after_forward" for unit in parts.units[1:]),
-        *(f"{entry.path}.activation" for entry in parts.model.calls if _can_checkpoint(parts, entry)),
+        *(f"{parts.model.calls[call].path}.activation" for call in _checkpointable(parts)),
     }
 
 
@@ -127,12 +126,17 @@ def _activations(request: PlanRequest, parts: Partition, name: str) -> dict[obje
     return found
 
 
-def _can_checkpoint(parts: Partition, call: Call) -> bool:
-    """Blocks, and the parts of those that were cut, if they were traced under checkpointing."""
-    kind = parts.model.kinds[call.kind]
-    if kind.full is None or kind.role is CallRole.BLOCK:
-        return kind.full is not None
-    return bool(kind.none.saved) and any(call.path.startswith(f"{block.path}.") for block in parts.blocks)
+def _checkpointable(parts: Partition) -> list[int]:
+    """Calls of blocks, and of the parts of those that were cut, if they were traced under checkpointing."""
+    cut = {block.path for block in parts.blocks}
+    found: list[int] = []
+    for index, call in enumerate(parts.model.calls):
+        kind = parts.model.kinds[call.kind]
+        above = (call.path[:place] for place, letter in enumerate(call.path) if letter == ".")
+        is_part = bool(kind.none.saved) and not cut.isdisjoint(above)
+        if kind.full is not None and (kind.role is CallRole.BLOCK or is_part):
+            found.append(index)
+    return found
 
 
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:

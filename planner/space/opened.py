@@ -150,7 +150,7 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     found = 0
     goal = goal or Goal.of(request)
     for candidate in candidates(request, offloads=offloads, activations=goal.aim is Aim.MAKESPAN):
-        if not keeps_choices(request.fixed, knob_names(candidate.partition)):
+        if request.fixed and not keeps_choices(request.fixed, knob_names(candidate.partition)):
             continue
         place = (candidate.training, candidate.mesh, candidate.large_mesh)
         if place not in shardings:

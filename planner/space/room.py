@@ -4,8 +4,8 @@ Throughout a micro-batch the pool of the computation holds what is always there,
 leave gathered. Where some of the latter may be gone, the most that they can be is taken off. The moments are
 
 - the end of the forward;
-- the worst points of the forward and of the backward of a call, the last of each kind, since later ones find more
-  kept; in backward whole gradients wait for their reduction, and the input of a reduction for the next one;
+- the worst points of the forward and of the backward of a call, where whole gradients wait for their reduction, and
+  the input of a reduction for the next one: of each kind and such input the last call, since it finds most kept;
 - the reductions of units, the last of each size: the unit's gradients beside the input of its reduction.
 """
 
@@ -168,11 +168,11 @@ class _Walk:
 
     def moments(self) -> Iterator[Moment]:
         yield Moment()
-        kinds: set[str] = set()
-        for call in reversed(range(len(self._model.calls))):
-            if self._model.calls[call].kind not in kinds:
-                kinds.add(self._model.calls[call].kind)
-                yield self._in_call(call)
+        calls: set[tuple[str, int]] = set()
+        for call, retained in self._retained_bytes():
+            if (self._model.calls[call].kind, retained) not in calls:
+                calls.add((self._model.calls[call].kind, retained))
+                yield self._in_call(call, retained)
         reduced: set[tuple[int, int]] = set()
         for run in sorted(self._reducing, key=lambda run: -run.first):
             size = self._inputs.sizes[run.unit]
@@ -180,11 +180,11 @@ class _Walk:
                 reduced.add((size.gradients, size.reduce_input))
                 yield self._in_reduction(run)
 
-    def _in_call(self, call: int) -> Moment:
+    def _in_call(self, call: int, retained: int) -> Moment:
         """In its forward, or in its backward."""
         run = self._pass_of(call)
         own = 0 if run is None else self._inputs.sizes[run.unit].gathered
-        waiting = self._waiting_gradients_bytes(call) + self._retained_bytes(call)
+        waiting = self._waiting_gradients_bytes(call) + retained
         more = min(
             max(self._forward_bytes(call, option), waiting + self._backward_bytes(call, option))
             for option in options_of(self._knobs, call)
@@ -268,10 +268,16 @@ class _Walk:
         found = self._knobs.finds_whole_gradients
         return sum(_whole_bytes(self._inputs.sizes[unit]) for unit in units) if found else 0
 
-    def _retained_bytes(self, call: int) -> int:
-        """Input of the last reduction before the backward of a call, which the next one will take back."""
-        before = [run for run in self._reducing if run.first > call]
-        last = min(before, key=lambda run: run.first, default=None)
-        if last is None or last is not self._first_pass[last.unit]:
-            return 0
-        return self._inputs.sizes[last.unit].reduce_input
+    def _retained_bytes(self) -> Iterator[tuple[int, int]]:
+        """Calls from the last on, with the input of the last reduction before their backward.
+
+        The next reduction takes it back, or the next unit that is done with its backward.
+        """
+        inputs = {
+            run.first: self._inputs.sizes[run.unit].reduce_input if run is self._first_pass[run.unit] else 0
+            for run in reversed(self._reducing)
+        }
+        retained = 0
+        for call in reversed(range(len(self._model.calls))):
+            yield call, retained
+            retained = inputs.get(call, retained)

@@ -7,7 +7,7 @@ from itertools import product
 from solver.schedule.evaluate import Evaluator
 from solver.schedule.patterns import placements, with_values
 from solver.schedule.problem import Assignment, Evaluation, Problem
-from solver.schedule.relaxation import Relaxation
+from solver.schedule.relaxation import Relaxation, references
 
 MAX_CUTTING_ROUNDS = 12
 NEAR = (1, -1, 2, -2)
@@ -72,6 +72,11 @@ class Heuristic:
         """Keep an assignment found elsewhere if it is better."""
         self._consider(assignment)
         return self._seen[assignment]
+
+    def offer_uniform(self) -> None:
+        """Try each family at each of its values, all others at their default."""
+        for assignment in references(self._problem):
+            self._consider(with_values(assignment, self._fixed))
 
     def guide(self, *, gap: float, enough: int | None = None) -> None:
         """Place optima of the relaxation and add the rows that they break, as long as that helps.

@@ -7,7 +7,7 @@ any cutting-plane method.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class Relaxation:
         self._times = [TimeRows(one, problem.final_chain, problem.num_chains) for one in problem.rounds]
         self._pool_rows: list[dict[Row, None]] = [{} for _ in range(problem.num_pools)]
         self._time_rows: list[dict[Row, None]] = [{} for _ in problem.rounds]
-        for assignment in self._references():
+        for assignment in references(problem):
             self.learn(assignment)
 
     def learn(self, assignment: Assignment) -> bool:
@@ -56,17 +56,6 @@ class Relaxation:
     @property
     def _num_rows(self) -> int:
         return sum(map(len, (*self._pool_rows, *self._time_rows)))
-
-    def _references(self) -> Iterable[Assignment]:
-        """Each family at each of its values, all others at their default."""
-        yield (0,) * self.problem.num_decisions
-        for family in self.problem.families:
-            sizes = [self.problem.num_values[decision] for decision in family.decisions]
-            for value in range(1, max(sizes, default=0)):
-                chosen = [0] * self.problem.num_decisions
-                for decision, size in zip(family.decisions, sizes, strict=True):
-                    chosen[decision] = min(value, size - 1)
-                yield tuple(chosen)
 
     def of(self, problem: Problem) -> "Relaxation":
         """The relaxation of a problem that differs in budget, deadline and aim alone, with the same rows."""
@@ -87,6 +76,18 @@ class Relaxation:
     def time_rows(self) -> Sequence[Iterable[Row]]:
         """Rows of each round."""
         return self._time_rows
+
+
+def references(problem: Problem) -> Iterator[Assignment]:
+    """Each family at each of its values, all others at their default."""
+    yield (0,) * problem.num_decisions
+    for family in problem.families:
+        sizes = [problem.num_values[decision] for decision in family.decisions]
+        for value in range(1, max(sizes, default=0)):
+            chosen = [0] * problem.num_decisions
+            for decision, size in zip(family.decisions, sizes, strict=True):
+                chosen[decision] = min(value, size - 1)
+            yield tuple(chosen)
 
 
 class _Small:
