@@ -320,7 +320,7 @@ class _Search:
 
     def _prove(self, node: Node) -> None:
         limits, item = self.request.search, node.item()
-        target = self._target()
+        target = self._target(limits.gap)
         cutoff = None if target is None else target - item.value(0)
         result = prove(
             item.problem,
@@ -386,11 +386,12 @@ class _Search:
         if self.incumbent is None or value < self.incumbent:
             self.best, self.assignment, self.incumbent = item, item.heuristic.best, value
 
-    def _target(self) -> int | None:
-        """What would improve the incumbent by more than half of the accepted gap."""
+    def _target(self, gap: float | None = None) -> int | None:
+        """What would improve the incumbent by more than a gap, half of the accepted one where it is not given."""
         if self.incumbent is None:
             return None
-        return min(self.incumbent - 1, int(self.incumbent * (1 - self.request.search.gap / 2)))
+        gap = self.request.search.gap / 2 if gap is None else gap
+        return min(self.incumbent - 1, int(self.incumbent * (1 - gap)))
 
     def _tidy(self, bound: int) -> None:
         """Spend half of the accepted gap, or what CP-SAT was spared, on a plan that a person can read."""

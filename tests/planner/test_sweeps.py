@@ -63,7 +63,7 @@ def test_a_front_keeps_the_limits_of_the_request() -> None:
     limits = Limits(memory_bytes=free[0][1] - 1, step_time_ns=free[-1][0] - 1)
     kept = [costs(point) for point in front(request.model_copy(update={"limits": limits}), 4)]
     assert free[0][0] <= kept[0][0] <= kept[-1][0] < free[-1][0]
-    assert free[0][1] > kept[0][1] >= kept[-1][1] > free[-1][1]
+    assert free[0][1] > kept[0][1] >= kept[-1][1] >= free[-1][1]
 
 
 def test_where_nothing_fits_a_front_is_the_reason() -> None:
