@@ -214,10 +214,12 @@ class _Search:
 
     def _open(self, *, offloads: bool) -> None:
         """All regions; the first that fits gives a plan at once, before the others are even costed."""
+        self.is_counted = False
         try:
             self._list(offloads=offloads)
         except (NoValueLeft, NoCostOnHost) as refusal:
             self.refusal = self.refusal or refusal
+        self.is_counted = True
 
     def _list(self, *, offloads: bool) -> None:
         first = len(self.nodes)
@@ -232,7 +234,6 @@ class _Search:
                 node.stage += 1
                 self._report(f"looked at {region.label}")
             self.nodes.append(node)
-        self.is_counted = True
         for node in self.nodes[first:]:
             self._push(node)
 
