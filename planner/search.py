@@ -215,6 +215,7 @@ class _Search:
     def _open(self, *, offloads: bool) -> None:
         """All regions; the first that fits gives a plan at once, before the others are even costed."""
         self.is_counted = False
+        self._report("listing global choices")
         try:
             self._list(offloads=offloads)
         except (NoValueLeft, NoCostOnHost) as refusal:
