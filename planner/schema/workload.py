@@ -47,7 +47,7 @@ class OptimizerGroup(Part):
 
     def holds(self, name: str) -> bool:
         """Whether a parameter of this full name matches; it belongs to the first group that it matches."""
-        return any(fnmatchcase(name, glob.strip()) for glob in self.parameters.split(","))
+        return self.parameters == "*" or any(fnmatchcase(name, glob.strip()) for glob in self.parameters.split(","))
 
 
 class AtomRule(Part):
