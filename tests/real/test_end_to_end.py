@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from planner.schema import ModelDescription, Plan, PlanRequest
+from planner.schema import FixedChoice, ModelDescription, Plan, PlanRequest
 from runtime_client.client import PlanClient
 from tests.real.launch import ROOT, run_ranks
 from tests.real.service import running_service
@@ -32,14 +32,16 @@ def model() -> ModelDescription:
 
 
 def tight_request(url: str, model: ModelDescription, num_ranks: int, cache_dir: Path) -> PlanRequest:
-    """A request that allows three quarters of what the fastest plan takes; two shards, so 4 ranks replicate."""
+    """A request that allows three fifths of what the fastest plan takes; two shards, so 4 ranks replicate."""
     client = PlanClient(url, cache_dir=cache_dir, deadline_s=60)
     body = client.plan(request_for(model, num_ranks, shard=2)).plan.body
     assert body.predictions is not None
     assert body.decisions is not None
     assert not body.decisions.activations
-    limit = body.predictions.peak.reserved_bytes * 3 // 4
-    return request_for(model, num_ranks, shard=2, memory_bytes=limit)
+    limit = body.predictions.peak.reserved_bytes * 3 // 5
+    request = request_for(model, num_ranks, shard=2, memory_bytes=limit)
+    whole_blocks = FixedChoice(knob="split_blocks", value=False)
+    return request.model_copy(update={"fixed": (*request.fixed, whole_blocks)})
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -60,6 +60,8 @@ def shard_by_hand(model: nn.Module, decisions: Decisions) -> None:
             module.set_modules_to_forward_prefetch([model.get_submodule(path) for path in unit.forward_prefetch])
         if unit.backward_prefetch:
             module.set_modules_to_backward_prefetch([model.get_submodule(path) for path in unit.backward_prefetch])
+    if decisions.runtime.reduce_scatter_max_input_buffers > 1:
+        model.set_reduce_scatter_max_input_buffers(decisions.runtime.reduce_scatter_max_input_buffers)  # type: ignore[operator]
 
 
 def accumulate_by_hand(model: nn.Module, decisions: Decisions) -> Callable[[int], None]:

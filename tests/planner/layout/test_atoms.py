@@ -14,6 +14,7 @@ from planner.layout.atoms import (
 )
 from planner.schema import (
     Atom,
+    AtomRule,
     ElementAtom,
     FlatAtom,
     InconsistentRequest,
@@ -136,9 +137,13 @@ def test_declared_atoms_replace_that_of_the_description() -> None:
         DeclaredAtom(pattern="layers.*.w", atom=ROW),
         DeclaredAtom(pattern="*", atom=WHOLE),
     )
-    assert declared_atom("layers.0.w", tiled, declared) == ROW
-    assert declared_atom("embed.w", tiled, declared) == WHOLE
-    assert declared_atom("embed.w", tiled, ()) == TileAtom(num_rows=32, num_columns=32)
+    ruled = Workload(micro_batch=1, sequence=1, global_batch=1, atoms=(AtomRule(parameters="embed.*", atom=ROW),))
+    plain = ruled.model_copy(update={"atoms": ()})
+    assert declared_atom(plain, "layers.0.w", tiled, declared) == ROW
+    assert declared_atom(plain, "embed.w", tiled, declared) == WHOLE
+    assert declared_atom(plain, "embed.w", tiled, ()) == TileAtom(num_rows=32, num_columns=32)
+    assert declared_atom(ruled, "embed.w", tiled, ()) == ROW
+    assert declared_atom(ruled, "embed.w", tiled, declared) == WHOLE
 
 
 def test_tables_are_embeddings_and_heads() -> None:

@@ -98,7 +98,12 @@ def curves(model: ModelDescription, micro_batch: int, sequence: int, *, checkpoi
         liveness: Liveness = kind.full if checkpointed and kind.full is not None else kind.none
         names = [f"{call.path}.{name}" if call.path else name for name in kind.gradient_order]
         gradients = [sizes[name] for name in names]
-        forward = [kept + moment.live_bytes.at(*point) for moment in liveness.forward]
+        held = sum(
+            tensor.size_bytes.at(*point)
+            for tensor in model.shared
+            if tensor.kept_by is unused and tensor.first_call < index <= (tensor.held_until or 0)
+        )
+        forward = [kept + held + moment.live_bytes.at(*point) for moment in liveness.forward]
         backward = [
             kept + moment.live_bytes.at(*point) + sum(gradients[: moment.num_gradients])
             for moment in liveness.backward
