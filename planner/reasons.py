@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from planner.costs.muon import MuonStep
 from planner.costs.optimizer import state_notes
 from planner.layout.planned import even_padding
+from planner.nodes import Tried
 from planner.older_torch import older_torch_notes
 from planner.prices import shadow_values, why_not
 from planner.program.inputs import local_shards, meshes_of, partition_of
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
-from planner.search import Found, Tried
+from planner.search import Found
 
 MAX_ALTERNATIVES = 6
 _NEARLY_FULL = 0.97

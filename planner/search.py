@@ -12,10 +12,10 @@ from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
 
+from planner.nodes import Node, Tried
 from planner.schema import InconsistentRequest, PlanRequest
-from planner.space.candidate import Setting
 from planner.space.fixed import NoValueLeft
-from planner.space.opened import Goal, OpenCandidate, Region, regions
+from planner.space.opened import Goal, OpenCandidate, regions
 from planner.space.sharding import NoCostOnHost
 from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
@@ -46,58 +46,6 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Tried:
-    """The best decisions known under a setting; the smallest is the best."""
-
-    exceeds: bool
-    """They do not keep budget and deadline."""
-    value: int
-    """What is minimised."""
-    step_ns: int
-    needed_bytes: int
-
-
-@dataclass(eq=False, kw_only=True)
-class Node:
-    """A region, or one setting of it, with what is known about it."""
-
-    region: Region
-    settings: tuple[Setting, ...]
-    lower_bound: int
-    """On what is minimised."""
-    stage: int = 0
-    """How often its bound was sharpened."""
-    relaxed: OpenCandidate | None = None
-    tried: dict[Setting, Tried] = field(default_factory=dict)
-    """Settings that were looked at."""
-    is_finished: bool = False
-    """CP-SAT solved its problem to the accepted gap, or nothing in it can improve the best plan."""
-    is_split: bool = False
-    """Its settings are nodes of their own."""
-    is_empty: bool = False
-    """No plan of it keeps the budget."""
-
-    @property
-    def is_relaxed(self) -> bool:
-        """Its problem bounds several settings, and none of them exactly."""
-        return len(self.settings) > 1
-
-    def item(self) -> OpenCandidate:
-        """The problem that bounds it."""
-        if self.relaxed is None:
-            self.relaxed = self.region.relaxed() if self.is_relaxed else self.region.open(self.settings[0])
-        return self.relaxed
-
-    def open(self, setting: Setting) -> OpenCandidate:
-        """The problem under one setting."""
-        return self.item() if self.settings == (setting,) else self.region.open(setting)
-
-    def forget(self) -> None:
-        """Free the problem; it is made again if the node comes back."""
-        self.relaxed = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

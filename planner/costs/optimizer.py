@@ -87,6 +87,21 @@ def largest_shard_degree(workload: Workload, parameters: Iterable[tuple[str, Par
     return min(rows, default=None)
 
 
+def muon_matrices(workload: Workload, parameters: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
+    """Trainable parameters of Muon groups by full name, each under its first name; unused ones are among them.
+
+    Raises:
+        InconsistentRequest: no group matches a trainable parameter.
+    """
+    return {
+        name: parameter
+        for name, parameter in parameters
+        if parameter.requires_grad
+        and parameter.tied_to is None
+        and group_of(workload, name).optimizer is OptimizerName.MUON
+    }
+
+
 def is_eight_bit(shard_elements: int) -> bool:
     """Whether an 8-bit optimizer can keep the moments of a shard in 8 bits."""
     return shard_elements >= EIGHT_BIT_LEAST_ELEMENTS and shard_elements % EIGHT_BIT_BLOCK == 0

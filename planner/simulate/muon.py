@@ -2,9 +2,8 @@
 
 from collections import Counter
 
-from planner.costs.optimizer import group_of, largest_shard_degree
-from planner.program.units import names_with_gradient
-from planner.schema import Decisions, InconsistentRequest, OptimizerName, PlanRequest, UnsupportedField
+from planner.costs.optimizer import largest_shard_degree, muon_matrices
+from planner.schema import Decisions, InconsistentRequest, PlanRequest, UnsupportedField
 
 
 def require_sound_muon(request: PlanRequest, decisions: Decisions) -> None:
@@ -36,18 +35,12 @@ def _require_sound_owners(request: PlanRequest, decisions: Decisions) -> None:
     if not decisions.owners:
         return
     owned = Counter(entry.parameter for entry in decisions.owners)
-    matrices = {
-        name
-        for name, parameter in request.model.iter_parameters()
-        if parameter.requires_grad
-        and parameter.tied_to is None
-        and group_of(request.workload, name).optimizer is OptimizerName.MUON
-    }
+    matrices = muon_matrices(request.workload, request.model.iter_parameters())
     for name, times in owned.items():
         if name not in matrices or times > 1:
             what = "is listed twice" if name in matrices else "is no matrix of a Muon group"
             raise InconsistentRequest(f"decisions.owners: {name!r} {what}; list each of these once")
-    for name in sorted((matrices & names_with_gradient(request.model)) - owned.keys()):
+    for name in sorted(matrices.keys() - owned.keys()):
         raise InconsistentRequest(
             f"decisions.owners: {name!r} has no owner; all of Muon's matrices have one, or none has"
         )

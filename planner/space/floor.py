@@ -23,16 +23,16 @@ where they spend a weighted mean of computation and link.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 from planner.costs import CostModel
 from planner.costs.mesh import MeshCosts
-from planner.program.build.calls import liveness_of
 from planner.program.inputs import micro_batches
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
 from planner.space.candidate import BACKWARD_DEPTHS
+from planner.space.mixture import WEIGHTS, Alike, Mixture, Option
 from planner.space.room import (
     Moment,
     gathered_bytes,
@@ -47,26 +47,6 @@ from planner.space.room import (
 
 MOST_EARLY = max(1, *BACKWARD_DEPTHS)
 """Units that backward may gather ahead; implicit prefetch gathers one."""
-WEIGHTS = 8
-"""Bounds on the computation and on the link are mixed in so many steps."""
-Point = tuple[int, int]
-"""(bytes kept, cost of keeping no more)."""
-
-
-class Option(NamedTuple):
-    """What a call or a unit can keep, and what that takes in backward."""
-
-    kept_bytes: int
-    compute_ns: int
-    link_ns: int = 0
-
-    def point(self, weight: int) -> Point:
-        """Cost in parts of `WEIGHTS` ns, so many of them of the computation, the others of the link."""
-        return self.kept_bytes, weight * self.compute_ns + (WEIGHTS - weight) * self.link_ns
-
-
-Alike = tuple[Sequence[Option], int]
-"""Options of so many calls or units."""
 
 
 def floor_ns(
@@ -93,14 +73,14 @@ def floor_bytes(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_ba
     return other_pools_bytes(inputs, places) + max(
         resident_bytes(inputs, place) + moment.least_needed(kept.leanest_bytes)
         for place in places
-        for kept in (_Mixture.of(_points(_kept_by_calls(inputs, place, costs), WEIGHTS)),)
+        for kept in (Mixture.of(_kept_by_calls(inputs, place, costs), WEIGHTS),)
         for moment in moments(inputs, place, costs)
     )
 
 
 def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_bytes: int) -> int | None:
     room = _Room(left_bytes - resident_bytes(inputs, knobs), moments(inputs, knobs, costs))
-    least = _Mixture.of(_points(_kept_by_calls(inputs, knobs, costs), WEIGHTS)).leanest_bytes
+    least = Mixture.of(_kept_by_calls(inputs, knobs, costs), WEIGHTS).leanest_bytes
     if not room.holds_least(least):
         return None
     sums = _backward_sums(inputs, knobs, costs)
@@ -135,7 +115,7 @@ def _activation_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) ->
     """Of activations to the host, which the next call of the forward waits for, and back, which backward does."""
     model = inputs.partition.model
     sizes = [
-        liveness_of(model.kinds[model.calls[call].kind], KEEP).kept_bytes(inputs.micro_batch, inputs.sequence)
+        kept_bytes(inputs, model.kinds[model.calls[call].kind], KEEP)
         for call, choice in knobs.activation.items()
         if all(activation == TO_HOST for activation, _ in choice)
     ]
@@ -303,64 +283,6 @@ class _Room:
         return min(self.left_bytes - moment.more_bytes + moment.gone_bytes for moment in self.moments)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mixture:
-    """Lower convex hull of what a set of calls or units can keep at what cost."""
-
-    kept_bytes: int
-    """Where nothing is spent that need not be."""
-    spent: int
-    segments: tuple[tuple[int, int], ...]
-    """(bytes freed, cost), the cheapest bytes first."""
-
-    @classmethod
-    def of(cls, options: Iterable[tuple[Sequence[Point], int]]) -> "_Mixture":
-        """Of points, each set of them so many times."""
-        kept = spent = 0
-        segments: list[tuple[int, int]] = []
-        for points, num in options:
-            hull = _lower_hull(points)
-            kept += num * hull[0][0]
-            spent += num * hull[0][1]
-            segments.extend(
-                (num * (more - less), num * (dear - cheap)) for (more, cheap), (less, dear) in pairwise(hull)
-            )
-        return cls(kept, spent, tuple(sorted(segments, key=lambda segment: segment[1] / segment[0])))
-
-    @property
-    def leanest_bytes(self) -> int:
-        """Whatever is spent."""
-        return self.kept_bytes - sum(freed for freed, _ in self.segments)
-
-    def least_bytes(self, most: int) -> int | None:
-        """Kept when at most so much is spent; None where that is not enough."""
-        left = most - self.spent
-        if left < 0:
-            return None
-        kept = self.kept_bytes
-        for freed, cost in self.segments:
-            if cost > left:
-                return kept - freed * left // cost
-            kept -= freed
-            left -= cost
-        return kept
-
-    def least_spent(self, most_bytes: int) -> int | None:
-        """Spent when at most so much is kept; None where that is not possible."""
-        spent, excess = self.spent, self.kept_bytes - most_bytes
-        for freed, cost in self.segments:
-            if excess <= freed:
-                return spent + cost * max(0, excess) // freed
-            spent += cost
-            excess -= freed
-        return None if excess > 0 else spent
-
-    @property
-    def most_spent(self) -> int:
-        """When as little as possible is kept."""
-        return self.spent + sum(cost for _, cost in self.segments)
-
-
 def _least_backward_ns(
     compute_ns: int, link_ns: int, calls: Sequence[Alike], units: Sequence[Alike], room: _Room
 ) -> int | None:
@@ -369,26 +291,19 @@ def _least_backward_ns(
     Calls spend computation and units the link, each on its own, and both keep what each moment has room for. Or
     both spend a weighted mean of computation and link, which is no longer than the longer of the two.
     """
-    apart_ns = _apart_ns(
-        compute_ns, link_ns, _Mixture.of(_points(calls, WEIGHTS)), _Mixture.of(_points(units, 0)), room
-    )
+    apart_ns = _apart_ns(compute_ns, link_ns, Mixture.of(calls, WEIGHTS), Mixture.of(units, 0), room)
     if apart_ns is None:
         return None
     longest = apart_ns
     for weight in range(1, WEIGHTS + 1):
-        spent = _Mixture.of(_points([*calls, *units], weight)).least_spent(room.most_bytes)
+        spent = Mixture.of([*calls, *units], weight).least_spent(room.most_bytes)
         if spent is None:
             return None
         longest = max(longest, (weight * compute_ns + (WEIGHTS - weight) * link_ns + spent) // WEIGHTS)
     return longest
 
 
-def _points(alike: Iterable[Alike], weight: int) -> Iterator[tuple[Sequence[Point], int]]:
-    for options, num in alike:
-        yield [option.point(weight) for option in options], num
-
-
-def _apart_ns(compute_ns: int, link_ns: int, calls: _Mixture, units: _Mixture, room: _Room) -> int | None:
+def _apart_ns(compute_ns: int, link_ns: int, calls: Mixture, units: Mixture, room: _Room) -> int | None:
     """By bisection: longer backwards leave room to keep less."""
 
     def fits(backward_ns: int) -> bool:
@@ -455,18 +370,3 @@ def _resharded(size: int, option: Resharding, collectives: MeshCosts, costs: Cos
         return Option(kept, 0)
     gather_ns = collectives.all_gather_ns(size, None if option is True else option)
     return Option(kept, 0 if is_free else costs.copy_ns(size, size), gather_ns)
-
-
-def _lower_hull(points: Sequence[Point]) -> list[Point]:
-    """Points from the cheapest to the leanest that no mixture of two others beats."""
-    hull: list[Point] = []
-    for kept, spent in sorted(points, key=lambda point: (point[1], point[0])):
-        if hull and kept >= hull[-1][0]:
-            continue
-        while len(hull) > 1:
-            (k0, s0), (k1, s1) = hull[-2], hull[-1]
-            if (s1 - s0) * (k0 - kept) < (spent - s0) * (k0 - k1):
-                break
-            hull.pop()
-        hull.append((kept, spent))
-    return hull

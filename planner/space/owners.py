@@ -8,16 +8,15 @@ theirs. Where the client can, matrices therefore have owners; the knob `muon_own
 
 from dataclasses import dataclass, field
 
-from planner.costs.optimizer import group_of
+from planner.costs.optimizer import muon_matrices
 from planner.layout.owners import owners_of
-from planner.program.units import names_with_gradient
 from planner.schema import ClientFeature, MatrixOwner, OptimizerName, PlanRequest
 from planner.space.fixed import allowed, allows
 
 MUON_OWNERS = "muon_owners"
 NO_OWNERS = (
-    "muon_owners: owners are asked for, but the client lacks the feature "
-    f"{ClientFeature.MUON_OWNERS.value!r}; fix the knob to false or leave it open"
+    "muon_owners: the fixed value is not possible; it is true or false, and true needs the client feature "
+    f"{ClientFeature.MUON_OWNERS.value!r}"
 )
 
 
@@ -50,12 +49,6 @@ class MuonOwners:
         if shard == 1 or not may_have_owners(self.request):
             return () if shard == 1 or allowed(self.request, {MUON_OWNERS: False}) else None
         if shard not in self._known:
-            model, workload = self.request.model, self.request.workload
-            with_gradient = names_with_gradient(model)
-            matrices = [
-                (name, parameter)
-                for name, parameter in model.iter_parameters()
-                if name in with_gradient and group_of(workload, name).optimizer is OptimizerName.MUON
-            ]
-            self._known[shard] = owners_of(matrices, shard)
+            matrices = muon_matrices(self.request.workload, self.request.model.iter_parameters())
+            self._known[shard] = owners_of(list(matrices.items()), shard)
         return self._known[shard]

@@ -34,7 +34,7 @@ class Muon(torch.optim.Muon):
     def __init__(self, params: Iterable[Any], *, owners: Mapping[str, int] | None = None, **options: Any) -> None:  # noqa: ANN401
         self.owners = dict(owners or {})
         self._owned: dict[Tensor, OwnedMatrix] = {}
-        self._order = {name: place for place, name in enumerate(self.owners)}
+        self._turns: dict[Tensor, int] = {}
         super().__init__(params, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -45,6 +45,7 @@ class Muon(torch.optim.Muon):
             raise UnknownOwner(
                 "Muon: owners go by name; build it from (name, parameter) pairs of named_parameters()"
             )
+        turns = {name: turn for turn, name in enumerate(self.owners)}
         for place, parameter in enumerate(group["params"]):
             name = name_of(group, place)
             if name in self.owners:
@@ -55,6 +56,7 @@ class Muon(torch.optim.Muon):
                         "take the owners of the plan that was applied"
                     )
                 self._owned[parameter] = OwnedMatrix.of(parameter, self.owners[name])
+                self._turns[parameter] = turns[name]
             elif not is_whole_somewhere(parameter):
                 raise CutParameter("Muon", name, parameter, "Newton-Schulz needs the whole matrix")
 
@@ -63,9 +65,8 @@ class Muon(torch.optim.Muon):
         """Update all matrices that have a gradient; where there are owners every rank must call it."""
         loss = super().step(closure)  # type: ignore[no-untyped-call]
         for group in self.param_groups:
-            order = {id(p): self._order.get(name_of(group, i), 0) for i, p in enumerate(group["params"])}
-            owned = [self._owned[p] for p in group["params"] if p in self._owned and p.grad is not None]
-            owned.sort(key=lambda matrix: order[id(matrix.parameter)])
+            due = (p for p in group["params"] if p in self._owned and p.grad is not None)
+            owned = [self._owned[parameter] for parameter in sorted(due, key=self._turns.__getitem__)]
             for members in _of_each_group(owned):
                 for round_ in rounds(members):
                     self._update(round_, group)

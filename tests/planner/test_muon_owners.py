@@ -72,6 +72,20 @@ def test_matrices_get_owners_balanced_over_the_ranks() -> None:
     )
 
 
+def test_unused_matrices_have_owners_too() -> None:
+    """They get no gradient and are in no round, but the optimizer holds them, and zeros may come for them."""
+    request = asked(fixed=(FixedChoice(knob="mesh.shard", value=4),))
+    kinds = {
+        name: kind.model_copy(update={"gradient_order": tuple(n for n in kind.gradient_order if n != "w1")})
+        if name == "block"
+        else kind
+        for name, kind in request.model.kinds.items()
+    }
+    body = make_plan(request.model_copy(update={"model": request.model.model_copy(update={"kinds": kinds})})).body
+    assert body.decisions is not None
+    assert {entry.parameter for entry in body.decisions.owners} == set(MATRICES)
+
+
 @pytest.mark.parametrize("fields", [{"client_features": WITHOUT}, {"fixed": (TORCHS,)}], ids=["client", "fixed"])
 def test_torchs_muon_is_left_where_owners_are_not_allowed(fields: dict[str, Any]) -> None:
     body = make_plan(asked(**fields)).body
