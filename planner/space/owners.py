@@ -46,8 +46,10 @@ class MuonOwners:
         """
         if not has_muon(self.request):
             return ()
+        if not may_have_owners(self.request) and not allowed(self.request, {MUON_OWNERS: False}):
+            return () if shard == 1 and allowed(self.request, {MUON_OWNERS: True}) else None
         if shard == 1 or not may_have_owners(self.request):
-            return () if shard == 1 or allowed(self.request, {MUON_OWNERS: False}) else None
+            return ()
         if shard not in self._known:
             matrices = muon_matrices(self.request.workload, self.request.model.iter_parameters())
             self._known[shard] = owners_of(list(matrices.items()), shard)

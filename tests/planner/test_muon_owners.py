@@ -100,6 +100,13 @@ def test_owners_that_are_fixed_but_not_possible_leave_nothing() -> None:
         make_plan(asked(client_features=WITHOUT, fixed=fixed))
 
 
+def test_a_value_that_is_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(
+        InconsistentRequest, match="muon_owners: the fixed value is not possible; it is true or false"
+    ):
+        make_plan(asked(fixed=(FixedChoice(knob="muon_owners", value="maybe"),)))
+
+
 def test_one_shard_needs_no_owners() -> None:
     body = make_plan(asked(fixed=(FixedChoice(knob="mesh.shard", value=1),))).body
     assert body.decisions is not None
