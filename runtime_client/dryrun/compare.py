@@ -201,7 +201,7 @@ def _size(operations: Sequence[OutlineOperation]) -> int:
 
 
 def _gradient_sums(ours: _Side, recorded: Outline) -> set[int]:
-    """Single kernels of the root in backward that only the recording has, and that wait for nothing."""
+    """Single kernels in backward after the post-backward of another unit that only the recording has."""
     indices = [index for index, operation in enumerate(recorded) if operation.stream is Stream.COMPUTE]
     matcher = SequenceMatcher(
         a=[_like(operation) for operation in ours.operations if operation.stream is Stream.COMPUTE],
@@ -214,13 +214,19 @@ def _gradient_sums(ours: _Side, recorded: Outline) -> set[int]:
         for index in indices[first:last]
         if tag in ("insert", "replace")
     ]
-    return {index for index in added if _is_gradient_sum(recorded[index])}
+    before = dict(zip(indices[1:], indices, strict=False))
+    return {
+        index
+        for index in added
+        if index in before and _is_gradient_sum(recorded[index], after=recorded[before[index]])
+    }
 
 
-def _is_gradient_sum(operation: OutlineOperation) -> bool:
+def _is_gradient_sum(operation: OutlineOperation, after: OutlineOperation) -> bool:
+    """Whether this is one kernel of another unit than the one that was reduced, and waits for nothing."""
     return (
         operation.kind is OutlineKind.KERNELS
-        and operation.unit == ""
+        and operation.unit != after.unit
         and operation.phase is Phase.BACKWARD
         and operation.num_kernels == 1
         and not operation.waits

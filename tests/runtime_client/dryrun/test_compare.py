@@ -79,9 +79,11 @@ def test_differences_are_said_in_words():
     )
 
 
-@pytest.mark.parametrize(("kernels", "is_equal"), [(1, True), (2, False)])
-def test_one_kernel_of_the_root_between_units_counts_as_a_sum_of_gradients(kernels, is_equal):
-    extra = op(OutlineKind.KERNELS, "", Stream.COMPUTE, kernels=kernels)
+@pytest.mark.parametrize(
+    ("unit", "kernels", "is_equal"), [("", 1, True), ("around", 1, True), ("a", 1, False), ("", 2, False)]
+)
+def test_one_kernel_of_another_unit_after_a_reduction_counts_as_a_sum_of_gradients(unit, kernels, is_equal):
+    extra = op(OutlineKind.KERNELS, unit, Stream.COMPUTE, kernels=kernels)
     found = compare(STEP, (*STEP[:6], extra, *STEP[6:]))
     assert found.equal is is_equal
     assert found.num_gradient_sums == is_equal
