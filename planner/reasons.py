@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from planner.costs.muon import MuonStep
 from planner.costs.optimizer import state_notes
 from planner.layout.planned import even_padding
+from planner.left_to_trainer import trainer_notes
 from planner.nodes import Tried
 from planner.older_torch import older_torch_notes
 from planner.prices import shadow_values, why_not
@@ -31,6 +32,7 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
             *_optimizer_notes(request, decisions),
             *older_torch_notes(request, decisions),
             *_unused_measurements(request),
+            *trainer_notes(request, decisions, predictions),
         ),
         alternatives=tuple(_alternatives(found)),
         why_not=why_not(found, gap=gap),

@@ -106,12 +106,18 @@ def test_freezing_what_is_never_used_drops_its_gradient_and_state(
         update={"parameter_sets": {"block": (used, never.model_copy(update={"requires_grad": False}))}}
     )
     runtime = RuntimeKnobs(reduce_scatter_unused_params=reduces_unused)
-    size = {}
+    size, asked = {}, {}
     for name, one in (("unused", unused), ("frozen", frozen)):
         found = step(one, 8, precision=FULL_PRECISION, runtime=runtime)
-        workload = with_group(found, implementation="for_loop").workload
-        size[name] = predicted_peaks(found.request.model, found.decisions, workload).optimizer.total_bytes
+        asked[name] = with_group(found, implementation="for_loop")
+        peaks = predicted_peaks(asked[name].model, found.decisions, asked[name].workload)
+        size[name] = peaks.optimizer.total_bytes
     assert size["unused"] - size["frozen"] == bytes_per_element * 2 * 64 * 4 // 8
+    advice = {
+        name: any("no gradient reaches" in note for note in make_plan(one).body.reasons.notes)
+        for name, one in asked.items()
+    }
+    assert advice == {"unused": True, "frozen": False}
 
 
 @pytest.mark.parametrize("ranks", [8, 32])
