@@ -140,6 +140,7 @@ def _workload(request: PlanRequest) -> None:
         if getattr(workload.parallelism, field) != 1:
             raise UnsupportedField(f"workload.parallelism.{field}", "use 1")
     _torch_version(request)
+    _conditional(request)
     for field in ("param_dtype", "reduce_dtype", "output_dtype"):
         dtype = getattr(workload.precision, field)
         if dtype is not None and dtype not in COMPUTE_DTYPES:
@@ -152,6 +153,25 @@ def _workload(request: PlanRequest) -> None:
         raise InconsistentRequest(
             f"workload.precision.output_dtype is {planned}, but the loss was described with model.output_dtype "
             f"{described}; describe the model with output_dtype {planned}"
+        )
+
+
+def _conditional(request: PlanRequest) -> None:
+    workload = request.workload
+    paths = [module.path for module in request.model.modules if module.path]
+    for index, glob in enumerate(workload.conditional):
+        only = workload.model_copy(update={"conditional": (glob,)})
+        if not any(only.is_conditional(path) for path in paths):
+            raise InconsistentRequest(
+                f"workload.conditional[{index}]: {glob!r} matches no module with parameters; patterns are globs "
+                f"over paths such as {paths[0] if paths else '(root)'!r}"
+            )
+    knob = "reduce_scatter_unused_params"
+    if workload.conditional and not supported(knob, workload.torch_version):
+        raise UnsupportedField(
+            "workload.conditional",
+            f"fully_shard of torch {workload.torch_version} reduces no zeros for what a rank skipped, and others "
+            f"would wait; use torch {KNOBS[knob].since}, or run these modules on a dummy input in every rank",
         )
 
 

@@ -88,6 +88,14 @@ class RequestOptions:
             rich_help_panel=_HOW,
         ),
     ] = None
+    conditional: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Modules that some rank skips in some micro-batch (towers, experts), by path. Repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
     torch_version: Annotated[
         str,
         typer.Option(metavar="X.Y", help="Torch of the trainer: limits the knobs.", rich_help_panel=_HOW),

@@ -185,6 +185,7 @@ def _workload(options: "RequestOptions", model: ModelDescription) -> Workload:
             "optimizer_groups": groups_of(options.optimizer, options.optimizer_impl, model),
             "torch_version": options.torch_version,
             "atoms": _atoms(options.atom or ()),
+            "conditional": options.conditional or (),
         },
         source="the command line",
     )

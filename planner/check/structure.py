@@ -3,6 +3,7 @@
 from planner.check.parts import planned_calls
 from planner.check.rules.activations import activation_problems
 from planner.check.rules.atoms import atom_problems
+from planner.check.rules.conditional import conditional_problems
 from planner.check.rules.layouts import layout_problems
 from planner.check.rules.owners import owner_problems
 from planner.check.rules.prefetch import prefetch_problems
@@ -41,4 +42,5 @@ def structural_problems(request: PlanRequest, decisions: Decisions) -> list[str]
         problems += pass_problems(units)
         problems += prefetch_problems(model, units, calls)
         problems += unused_problems(model, decisions, units, calls)
+        problems += conditional_problems(request, decisions, units)
     return problems

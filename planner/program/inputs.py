@@ -14,7 +14,7 @@ from planner.program.refusals import (
 )
 from planner.program.sizes import UnitBytes, gradient_bytes, gradient_deliveries, shard_elements, unit_bytes
 from planner.program.step import Activation, Knobs, MicroBatch, PrefetchTargets, Resharding, StepInputs
-from planner.program.units import ROOT, Partition, contains, partition
+from planner.program.units import ROOT, Partition, contains, partition, unused_parameters
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -150,21 +150,10 @@ def partition_of(model: ModelDescription, decisions: Decisions) -> Partition:
     known = {name for unit in parts.units for name, _ in unit.parameters}
     for name in dims.keys() - known:
         raise InconsistentRequest(f"decisions.shard_dims: {name!r} is no parameter of the model, or a tied copy")
-    zeros = _unused(parts) if decisions.runtime.reduce_scatter_unused_params else frozenset[str]()
+    zeros = unused_parameters(parts) if decisions.runtime.reduce_scatter_unused_params else frozenset[str]()
     planned = layouts_of(decisions)
     layouts = {number: planned[unit.modules] for number, unit in enumerate(parts.units) if unit.modules in planned}
     return replace(parts, dims=dims, with_zeros=zeros, layouts=layouts)
-
-
-def _unused(parts: Partition) -> frozenset[str]:
-    """Trainable parameters without a gradient, of units that run: FSDP2 makes no zeros for others."""
-    running = {ROOT, *(run.unit for run in parts.passes)}
-    return frozenset(
-        name
-        for unit in running
-        for name, parameter in parts.units[unit].parameters
-        if parameter.requires_grad and name not in parts.with_gradient
-    )
 
 
 def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:

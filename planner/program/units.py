@@ -152,6 +152,17 @@ def names_with_gradient(model: ModelDescription) -> frozenset[str]:
     return frozenset(reached & trainable)
 
 
+def unused_parameters(parts: Partition) -> frozenset[str]:
+    """Trainable parameters without a gradient, of units that run: FSDP2 makes zeros for these alone."""
+    running = {ROOT, *(run.unit for run in parts.passes)}
+    return frozenset(
+        name
+        for unit in running
+        for name, parameter in parts.units[unit].parameters
+        if parameter.requires_grad and name not in parts.with_gradient
+    )
+
+
 def resolve(ties: dict[str, str], path: str, name: str) -> str:
     """Untied full name of `name` as seen from the call at `path`."""
     relative = f"{path}.{name}" if path else name

@@ -83,10 +83,18 @@ class Workload(Document):
     optimizer_groups: Annotated[tuple[OptimizerGroup, ...], Field(min_length=1)] = (OptimizerGroup(),)
     atoms: Annotated[tuple[AtomRule, ...], Field(max_length=1000)] = ()
     """The first rule that matches a parameter replaces the atom of its description."""
+    conditional: Annotated[tuple[Name, ...], Field(max_length=1000)] = ()
+    """Globs over paths of modules that some rank skips in some micro-batch: towers of a modality, experts that are
+    called one by one. A module that every rank runs, on a dummy input where there is none, is not conditional."""
     parallelism: Parallelism = Parallelism()
     compile: bool = False
     torch_version: Name = "2.13"
     """Version in the trainer's environment; limits the knobs a plan may use."""
+
+    def is_conditional(self, path: str) -> bool:
+        """Whether a module, or one around it, is among the conditional ones."""
+        around = [path, *(path[:place] for place, letter in enumerate(path) if letter == ".")]
+        return any(fnmatchcase(module, glob) for glob in self.conditional for module in around)
 
     def with_implementation(self, implementation: OptimizerImplementation) -> "Workload":
         """The same with another implementation of Adam and AdamW."""

@@ -17,6 +17,7 @@ from planner.schema import (
     MatrixOwner,
     MeshPlan,
     PlanRequest,
+    Workload,
 )
 from planner.schema.workload import OptimizerImplementation
 from planner.space.fixed import allowed, allowed_values, allows
@@ -163,7 +164,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
     meshes = list(allowed_meshes(request))
     groups = allowed_partitions(request)
     trainings = list(_trainings(request))
-    accumulations = {training: list(_accumulations(request, training.micro_batch)) for training in trainings}
+    accumulations = {training: list(_accumulations(request, training)) for training in trainings}
     if not meshes or not groups or not any(accumulations.values()):
         raise InconsistentRequest(
             "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding, "
@@ -292,12 +293,20 @@ _SYNCS = {
 }
 
 
-def _accumulations(request: PlanRequest, micro_batch: int) -> Iterator[tuple[GradientSync, bool]]:
-    several = num_micro_batches(request, micro_batch) > 1 and allows(request, ClientFeature.ACCUMULATION)
+def _accumulations(request: PlanRequest, training: Training) -> Iterator[tuple[GradientSync, bool]]:
+    several = num_micro_batches(request, training.micro_batch) > 1 and allows(request, ClientFeature.ACCUMULATION)
     for sync in GradientSync if several else (GradientSync.EVERY_MICRO_BATCH,):
+        if sync is GradientSync.LAST_MICRO_BATCH and not _sums_take_zeros(request.workload, training):
+            continue
         for keeps in (False, True) if several else (False,):
             if allowed(request, {"gradient_sync": sync.value, "reshard_after_backward": not keeps}):
                 yield sync, keeps
+
+
+def _sums_take_zeros(workload: Workload, training: Training) -> bool:
+    """Whether FSDP2 can reduce a skipped module's zeros, in `param_dtype`, with sums of micro-batches."""
+    types = (None, workload.precision.param_dtype)
+    return not workload.conditional or training.reduce_dtype in types
 
 
 def settings(request: PlanRequest, candidate: Candidate, costs: CostModel) -> list[Setting]:

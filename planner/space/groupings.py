@@ -5,11 +5,11 @@ between the parts of a block (its attention and its MLP, each with the norm befo
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.program.parts import expanded
-from planner.program.units import Partition, Unit, contains, partition
-from planner.schema import CallRole, ClientFeature, InconsistentRequest, ModelDescription, PlanRequest
+from planner.program.units import Partition, Unit, contains, partition, unused_parameters
+from planner.schema import CallRole, ClientFeature, InconsistentRequest, ModelDescription, PlanRequest, Workload
 from planner.space.fixed import allowed, allows
 
 BLOCKS_PER_UNIT = (1, 2, 4)
@@ -40,7 +40,7 @@ def allowed_partitions(request: PlanRequest) -> list[Grouped]:
     Raises:
         InconsistentRequest: every grouping has a unit of several storage dtypes.
     """
-    parts = [Grouped(label=one.label, partition=_partition(request.model, one)) for one in groupings(request)]
+    parts = [Grouped(label=one.label, partition=_partition(request, one)) for one in groupings(request)]
     sound = [one for one in parts if not any(_dtypes(unit)[1:] for unit in one.partition.units)]
     if parts and not sound:
         mixed = next(unit for unit in parts[0].partition.units if _dtypes(unit)[1:])
@@ -51,9 +51,10 @@ def allowed_partitions(request: PlanRequest) -> list[Grouped]:
     return sound
 
 
-def _partition(model: ModelDescription, grouping: Grouping) -> Partition:
-    inside = expanded(model, grouping.modules, ())
-    return partition(inside.model, grouping.modules, inside.blocks)
+def _partition(request: PlanRequest, grouping: Grouping) -> Partition:
+    inside = expanded(request.model, grouping.modules, ())
+    parts = partition(inside.model, grouping.modules, inside.blocks)
+    return replace(parts, with_zeros=unused_parameters(parts)) if request.workload.conditional else parts
 
 
 def _dtypes(unit: Unit) -> list[str]:
@@ -61,10 +62,24 @@ def _dtypes(unit: Unit) -> list[str]:
 
 
 def groupings(request: PlanRequest) -> Iterator[Grouping]:
-    """Every way to cut the blocks, with embedding, and norm and head, on their own or in the root."""
+    """Every way to cut the blocks, with embedding, and norm and head, on their own or in the root.
+
+    Conditional modules stay with the units around them, which every rank gathers.
+    """
+    met: set[Modules] = set()
     for label, blocks in _cuts(request):
         for others, extra in _ends(request):
-            yield Grouping(label=f"{label}{others}", modules=(*blocks, *extra))
+            modules = _run_by_all(request.workload, (*blocks, *extra))
+            if modules not in met:
+                met.add(modules)
+                yield Grouping(label=f"{label}{others}", modules=modules)
+
+
+def _run_by_all(workload: Workload, modules: Modules) -> Modules:
+    if not workload.conditional:
+        return modules
+    left = (tuple(path for path in unit if not workload.is_conditional(path)) for unit in modules)
+    return tuple(unit for unit in left if unit)
 
 
 def _cuts(request: PlanRequest) -> Iterator[tuple[str, Modules]]:

@@ -203,6 +203,7 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
         runtime=RuntimeKnobs(
             reduce_scatter_max_input_buffers=knobs.reduce_scatter_max_input_buffers,
             separate_reduce_scatter_group=knobs.separate_reduce_scatter_group,
+            reduce_scatter_unused_params=bool(request.workload.conditional),
             gradient_sync=knobs.gradient_sync,
         ),
         owners=candidate.owners,

@@ -127,6 +127,16 @@ REFUSED = {
         "unsupported_field",
         "layers.0.w0.optimizer_group",
     ),
+    "a conditional module that is none": (
+        [("workload.conditional", ["tower.*"])],
+        "inconsistent_request",
+        "workload.conditional[0]: 'tower.*' matches no module with parameters",
+    ),
+    "conditional modules in an older torch": (
+        [("workload.conditional", ["layers.0"]), ("workload.torch_version", "2.12")],
+        "unsupported_field",
+        "use torch 2.13, or run these modules on a dummy input",
+    ),
     "no calls": ([("model.calls", [])], "inconsistent_request", "model.calls: nothing runs"),
     "nothing but a loss": ([("model.calls", CALLS[-1:])], "inconsistent_request", "model.calls: nothing runs"),
     "no parameters": (

@@ -128,6 +128,11 @@ def test_atoms_are_rules_of_the_workload(files):
         options(files, atom=["*=rows:16-128"]).to_request()
 
 
+def test_conditional_modules_are_of_the_workload(files):
+    assert options(files).to_request().workload.conditional == ()
+    assert options(files, conditional=["tower*"]).to_request().workload.conditional == ("tower*",)
+
+
 def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest():
     request = RequestOptions(model="llama-3-8b", cluster="h100-8", sequence=512, global_batch=8, optimizer="muon")
     others, matrices = request.to_request().workload.optimizer_groups

@@ -80,6 +80,26 @@ def test_zeros_cannot_be_reduced_with_gradients_of_another_type() -> None:
             )
 
 
+def test_modules_that_some_ranks_skip() -> None:
+    request = nested_request(nested_model(2), num_micro_batches=2, precision=MIXED_PRECISION)
+    workload = request.workload.model_copy(update={"conditional": ("layers.1*",)})
+    request = request.model_copy(update={"workload": workload})
+    every, last = (
+        RuntimeKnobs(gradient_sync=sync, reduce_scatter_unused_params=True)
+        for sync in (GradientSync.EVERY_MICRO_BATCH, GradientSync.LAST_MICRO_BATCH)
+    )
+    decisions = nested_decisions(request, Knobs(runtime=every))
+    assert "unit 'layers.1': some ranks skip all of its modules" in refused(request, decisions)
+    units = tuple(unit for unit in decisions.units if unit.modules != ("layers.1",))
+    decisions = decisions.model_copy(update={"units": units})
+    assert recompute(request, decisions).num_all_gathers > 0
+    for runtime, message in (
+        (last, "would be reduced with gradients accumulated in another type"),
+        (RuntimeKnobs(), "ranks that skip a module of workload.conditional would reduce fewer tensors"),
+    ):
+        assert message in refused(request, decisions.model_copy(update={"runtime": runtime}))
+
+
 def test_a_module_inside_a_part_needs_parts_too() -> None:
     request = nested_request()
     decisions = nested_decisions(request)
