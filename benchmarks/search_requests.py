@@ -86,8 +86,10 @@ def random_request(seed: int) -> PlanRequest:
     )
 
 
-def with_atoms_and_muon(request: PlanRequest, rng: Random) -> PlanRequest:
-    """Some of the requests: blocks with atoms that even shards may cut, or with matrices that Muon updates."""
+def with_rules(request: PlanRequest, rng: Random) -> PlanRequest:
+    """Some of the requests: blocks with atoms that even shards may cut, with matrices that Muon updates, or skipped
+    by some ranks.
+    """
     workload = request.workload
     features = ClientFeature if request.client_features is None else request.client_features
     if {ClientFeature.RAGGED_LAYOUT, ClientFeature.MUON_OWNERS} <= {*features} and rng.random() < 0.3:
@@ -96,6 +98,8 @@ def with_atoms_and_muon(request: PlanRequest, rng: Random) -> PlanRequest:
     if rng.random() < 0.2:
         matrices = OptimizerGroup(parameters="layers.*.attn.w0,layers.*.mlp.w0", optimizer=OptimizerName.MUON)
         workload = workload.model_copy(update={"optimizer_groups": (matrices, *workload.optimizer_groups)})
+    if rng.random() < 0.1:
+        workload = workload.model_copy(update={"conditional": ("layers.0",)})
     return request.model_copy(update={"workload": workload})
 
 

@@ -32,7 +32,7 @@ from benchmarks.search_checks import (
     region_differences,
 )
 from benchmarks.search_choices import lost_choices, narrowed
-from benchmarks.search_requests import EXACT, random_request, with_atoms_and_muon
+from benchmarks.search_requests import EXACT, random_request, with_rules
 from planner.plan import make_plan
 from planner.schema import ActivationPolicy, Objective, PlanBody, PlanRequest, StateTier
 
@@ -100,7 +100,7 @@ def result(seed: int) -> dict[str, Any]:
     """One line of the results."""
     started = time.monotonic()
     rng = Random(seed)
-    request = narrowed(with_atoms_and_muon(random_request(seed), rng), rng, max_plans=MAX_PLANS)
+    request = narrowed(with_rules(random_request(seed), rng), rng, max_plans=MAX_PLANS)
     outcomes = Outcomes(request)
     found = list(every_plan(request, outcomes, rng, num_checked=NUM_CHECKED))
     plans = [outcome for outcome, _ in found]
