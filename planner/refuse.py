@@ -65,6 +65,8 @@ def _polynomials(request: PlanRequest) -> Iterator[tuple[str, Polynomial]]:
     yield "inputs_bytes", model.inputs_bytes
     for index, tensor in enumerate(model.shared):
         yield f"shared[{index}].size_bytes", tensor.size_bytes
+    for index, held in enumerate(model.held_inputs):
+        yield f"held_inputs[{index}].size_bytes", held.size_bytes
     for key, kind in model.kinds.items():
         for path, polynomial in _kind_polynomials(kind):
             yield f"kinds.{key}.{path}", polynomial

@@ -52,9 +52,10 @@ class CheckpointedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentTensor:
-    """A shared tensor that no call keeps, but the code around the calls holds for some of them.
+    """What no call keeps on the device, but the code around the calls holds for some of them.
 
-    It is alive from the end of the forward of `first_call` until the call after `last_call` is entered.
+    It is alive from the end of the forward of `first_call` (of what that call has sent to the host, once it has
+    left) until the call after `last_call` is entered.
     """
 
     first_call: int
@@ -88,6 +89,16 @@ class Calls:
         }
         """Checkpointed block of each of its parts."""
         self.lent = tuple(self._lent())
+        """Of shared tensors."""
+        self.lent_inputs = tuple(
+            LentTensor(
+                first_call=self._first_parts[held.call],
+                last_call=self._last_of(held.held_until),
+                size_bytes=self.at(held.size_bytes),
+            )
+            for held in self._model.held_inputs
+        )
+        """Of what calls keep for themselves."""
 
     def kind_name(self, index: int) -> str:
         """Key of the call's kind."""
@@ -155,9 +166,12 @@ class Calls:
                 block = self.blocks.get(first)
                 yield LentTensor(
                     first_call=first if block is None else block.last,
-                    last_call=max(i for i, call in enumerate(self.planned) if call.origin <= tensor.held_until),
+                    last_call=self._last_of(tensor.held_until),
                     size_bytes=self.at(tensor.size_bytes),
                 )
+
+    def _last_of(self, origin: int) -> int:
+        return max(index for index, call in enumerate(self.planned) if call.origin <= origin)
 
     def _is_kept(self, tensor: SharedTensor) -> bool:
         holders = [

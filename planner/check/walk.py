@@ -96,7 +96,7 @@ class Walk:
             self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: self.calls.at(moment.live_bytes)})
         self._run_call(index, self.costs.forward_ns(name), self.costs.forward_kernels(name))
         if self.calls.kind(index).role not in (CallRole.GLUE, CallRole.LOSS):
-            self._let_go_of_offloaded()
+            self._let_go_of_offloaded(index)
         if block is None:
             self._keep(index)
             self._send(index)
@@ -148,8 +148,11 @@ class Walk:
             self._away.append(index)
             self.machine.allocate_host(size_bytes)
 
-    def _let_go_of_offloaded(self) -> None:
-        """After the next module, or where the root ends, the device lets go of what went to the host."""
+    def _let_go_of_offloaded(self, after: int | None = None) -> None:
+        """After the next module, or where the root ends, the device lets go of what went to the host.
+
+        What the code around the calls still holds stays until it lets go too.
+        """
         if self._sending is not None:
             index, end_ns = self._sending
             self.machine.wait(Stream.COMPUTE, end_ns)
@@ -157,6 +160,10 @@ class Walk:
             self.machine.free(Stream.COMPUTE, _ACTIVATIONS, size_bytes)
             self._kept[index] -= size_bytes
             self._sending = None
+            for lent in self.calls.lent_inputs:
+                if lent.first_call == index and after is not None and after <= lent.last_call:
+                    self.machine.allocate(Stream.COMPUTE, _ACTIVATIONS, lent.size_bytes)
+                    self._lent.append(lent)
 
     def _fetch_for(self, index: int) -> None:
         """Bring back what the backward of a call needs, and begin with the offloaded call before it."""

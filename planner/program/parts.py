@@ -34,7 +34,7 @@ def expanded(
 
     A call is replaced when one of these modules lies strictly below it, and so is each of its parts in turn. A
     shared tensor counts from the first part of its first call to the last part of its last one, and is held
-    through the last part of the call that it was held through.
+    through the last part of the call that it was held through. What callers hold of a call is its first part's.
 
     Args:
         model: the description.
@@ -57,7 +57,11 @@ def expanded(
     if not blocks:
         return Expansion(model=model, blocks=())
     shared = tuple(_moved(tensor, ranges) for tensor in model.shared)
-    whole = model.model_copy(update={"calls": tuple(calls), "shared": shared})
+    held = tuple(
+        one.model_copy(update={"call": ranges[one.call][0], "held_until": ranges[one.held_until][1]})
+        for one in model.held_inputs
+    )
+    whole = model.model_copy(update={"calls": tuple(calls), "shared": shared, "held_inputs": held})
     return Expansion(model=whole, blocks=tuple(blocks))
 
 

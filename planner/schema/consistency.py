@@ -39,6 +39,12 @@ def require_references(model: "ModelDescription") -> None:
                 f"shared[{index}].held_until: {tensor.held_until} is no call after the first, {tensor.first_call}; "
                 "leave it out where nobody holds the tensor that long"
             )
+    for index, held in enumerate(model.held_inputs):
+        if not held.call < held.held_until < len(model.calls):
+            raise ValueError(
+                f"held_inputs[{index}]: {held.held_until} is no call after call {held.call}; leave it out where "
+                "nobody holds the tensor that long"
+            )
 
 
 def require_sound_kinds(model: "ModelDescription") -> None:

@@ -272,6 +272,18 @@ class SharedTensor(Part):
     before."""
 
 
+class HeldInput(Part):
+    """A storage that one call alone keeps, and that the code around the calls holds after that call's forward.
+
+    It is part of what the call keeps, and counts apart only where the call's activations are offloaded: the device
+    lets go of it with the forward of `held_until`.
+    """
+
+    size_bytes: Polynomial
+    call: Count
+    held_until: Count
+
+
 class StateTier(StrEnum):
     """Where a piece of training state lives."""
 
@@ -314,6 +326,7 @@ class ModelDescription(Document):
     kinds: dict[str, CallKind]
     calls: tuple[Call, ...]
     shared: tuple[SharedTensor, ...] = ()
+    held_inputs: tuple[HeldInput, ...] = ()
     buffers_bytes: Bytes = 0
     """Registered buffers, replicated on every rank."""
     inputs_bytes: Polynomial = Polynomial()

@@ -1,10 +1,10 @@
 """Puts the traces of all points together: one kind for equal calls, polynomials for quantities."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.schema.model import LOSS_PATH, Call, CallKind, CallRole, SharedTensor
+from planner.schema.model import LOSS_PATH, Call, CallKind, CallRole, HeldInput, SharedTensor
 from planner.schema.polynomial import Polynomial
 from runtime_client.describe.errors import DifferentTraces
 from runtime_client.describe.fit import Fitter, PointSet, without_dominated
@@ -20,6 +20,7 @@ class Body:
     kinds: dict[str, CallKind]
     calls: tuple[Call, ...]
     shared: tuple[SharedTensor, ...]
+    held_inputs: tuple[HeldInput, ...]
     inputs_bytes: Polynomial
 
 
@@ -47,6 +48,7 @@ def assemble(point_set: PointSet, traces: Sequence[PointTrace], parts: TracedPar
         kinds={name: kind for kind, name in names.items()} | (dict(parts.kinds) if parts is not None else {}),
         calls=tuple(Call(path=path, kind=names[kind]) for path, kind in called),
         shared=_shared(fitter, traces, new_index),
+        held_inputs=tuple(_held_inputs(fitter, traces, new_index)),
         inputs_bytes=fitter.merge([trace.inputs_bytes for trace in traces], "", "inputs"),
     )
 
@@ -143,6 +145,17 @@ def _shared(fitter: Fitter, traces: Sequence[PointTrace], new_index: dict[int, i
         }
         merged.append(tensor.model_copy(update=indices))
     return tuple(merged)
+
+
+def _held_inputs(fitter: Fitter, traces: Sequence[PointTrace], new_index: dict[int, int]) -> Iterator[HeldInput]:
+    if any(trace.held_inputs.keys() != traces[0].held_inputs.keys() for trace in traces):
+        raise DifferentTraces("other storages are held by callers at another size: avoid branches on sizes")
+    for label, first in traces[0].held_inputs.items():
+        held = fitter.merge([trace.held_inputs[label] for trace in traces], traces[0].calls[label[0]].path, "held")
+        call = new_index[first.call]
+        held_until = _held_until(first.held_until, call, new_index)
+        if held_until is not None:
+            yield held.model_copy(update={"call": call, "held_until": held_until})
 
 
 def _held_until(index: int | None, first: int, new_index: dict[int, int]) -> int | None:

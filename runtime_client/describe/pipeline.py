@@ -1,6 +1,6 @@
 """`describe`: traces a model at several points and puts the description together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,9 +22,10 @@ from runtime_client.describe.prepare import (
     read_parameters,
     unwrap_checkpoints,
 )
-from runtime_client.describe.run import RunTrace, Subject, run
+from runtime_client.describe.run import RunTrace, Subject, last_calls_held, run
 from runtime_client.describe.sample import completed, skippable_blocks
 from runtime_client.describe.selective import with_selective
+from runtime_client.describe.storages import Label
 from runtime_client.fingerprint import tree_sha256
 
 
@@ -80,6 +81,7 @@ def describe(
         kinds=body.kinds,
         calls=body.calls,
         shared=body.shared,
+        held_inputs=body.held_inputs,
         buffers_bytes=buffers,
         inputs_bytes=body.inputs_bytes,
         tree_sha256=tree,
@@ -94,7 +96,8 @@ def _trace_near(
     subject: Subject, micro_batch: int, sequence: int, registered: RegisteredParameters
 ) -> tuple[PointSet, list[PointTrace], frozenset[str]]:
     general = general_points(micro_batch, sequence)
-    base, plain = _trace_all(subject, general.points[0])
+    last_calls = last_calls_held(subject, general.points[0]) if subject.blocks else {}
+    base, plain = _trace_all(subject, general.points[0], last_calls)
     refuse_absurd_activations(base, plain, _parameter_bytes(registered, subject.param_dtype))
     skipped = skippable_blocks(base, plain)
     one_of_each = skippable_blocks(base, plain, num_first=1, num_last=0)
@@ -103,7 +106,7 @@ def _trace_near(
     def trace(point_set: PointSet) -> list[PointTrace]:
         for point in point_set.points:
             if point not in traces:
-                traces[point] = _trace(subject, point, base, skipped)
+                traces[point] = _trace(subject, point, base, skipped, last_calls)
                 require_equal_ops([base, traces[point]])
         return [traces[point] for point in point_set.points]
 
@@ -115,21 +118,27 @@ def _trace_near(
     return point_set, with_selective(subject, point_set, trace(point_set), plain), one_of_each
 
 
-def _trace(subject: Subject, point: TracePoint, base: PointTrace, skipped: frozenset[str]) -> PointTrace:
+def _trace(
+    subject: Subject,
+    point: TracePoint,
+    base: PointTrace,
+    skipped: frozenset[str],
+    last_calls: Mapping[Label, int],
+) -> PointTrace:
     if skipped:
-        sample, _ = _trace_all(subject, point, skipped)
+        sample, _ = _trace_all(subject, point, last_calls, skipped)
         whole = completed(sample, base, skipped)
         if whole is not None:
             return whole
-    return _trace_all(subject, point)[0]
+    return _trace_all(subject, point, last_calls)[0]
 
 
 def _trace_all(
-    subject: Subject, point: TracePoint, skipped: frozenset[str] = frozenset()
+    subject: Subject, point: TracePoint, last_calls: Mapping[Label, int], skipped: frozenset[str] = frozenset()
 ) -> tuple[PointTrace, RunTrace]:
     plain = run(subject, point, checkpointed=False, skipped=skipped)
     checkpointed = run(subject, point, checkpointed=True, skipped=skipped) if subject.blocks else None
-    return trace_point(point, plain, checkpointed), plain
+    return trace_point(point, plain, checkpointed, last_calls), plain
 
 
 def _parameter_bytes(registered: RegisteredParameters, param_dtype: DType | None) -> dict[str, int]:

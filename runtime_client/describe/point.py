@@ -12,14 +12,17 @@ down to the first call that might keep it, once too often in blocks before the f
 runs: a decoder's `inputs_embeds`, position ids, position biases. Where autograd alone saves it nowhere and only
 checkpointed blocks keep it, it is shared too, even if one block alone does, and says for how long it is held
 (`held_until`). In forward it is alive till then under all policies, and moments leave it out as if it were kept.
+What one block saves by itself and callers hold longer is named beside (`held_inputs`), for blocks that send what
+they keep to the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.schema.model import (
     CallKind,
     CallRole,
+    HeldInput,
     KeptBy,
     Liveness,
     Moment,
@@ -57,6 +60,7 @@ class PointTrace:
     point: TracePoint
     calls: tuple[PointCall, ...]
     shared: dict[Label, SharedTensor]
+    held_inputs: dict[Label, HeldInput]
     inputs_bytes: Polynomial
 
 
@@ -84,8 +88,16 @@ class Held:
     size_bytes: int
 
 
-def trace_point(point: TracePoint, plain: RunTrace, checkpointed: RunTrace | None) -> PointTrace:
+def trace_point(
+    point: TracePoint, plain: RunTrace, checkpointed: RunTrace | None, last_calls: Mapping[Label, int]
+) -> PointTrace:
     """Combine a run without and a run with full checkpointing of every block.
+
+    Args:
+        point: of the runs.
+        plain: the run without.
+        checkpointed: the other; None where there are no blocks.
+        last_calls: of storages that callers hold, the last call through whose forward they do.
 
     Raises:
         DifferentTraces: the runs do not make the same calls.
@@ -103,7 +115,28 @@ def trace_point(point: TracePoint, plain: RunTrace, checkpointed: RunTrace | Non
             full = liveness_of(again, full_ledger)
         calls.append(point_call(call, again, liveness_of(call, plain_ledger), full))
     inputs_bytes = constant(plain.inputs_bytes)
-    return PointTrace(point=point, calls=tuple(calls), shared=shared, inputs_bytes=inputs_bytes)
+    return PointTrace(
+        point=point,
+        calls=tuple(calls),
+        shared=shared,
+        held_inputs=_held_inputs(plain, shared, last_calls),
+        inputs_bytes=inputs_bytes,
+    )
+
+
+def _held_inputs(
+    plain: RunTrace, shared: Mapping[Label, SharedTensor], last_calls: Mapping[Label, int]
+) -> dict[Label, HeldInput]:
+    """What a block alone keeps, and callers hold after its forward."""
+    blocks = {call.index for call in plain.calls if call.role is CallRole.BLOCK}
+    return {
+        storage.label: HeldInput(
+            size_bytes=constant(storage.size_bytes), call=saver, held_until=last_calls[storage.label]
+        )
+        for storage in sorted(plain.kept, key=lambda storage: storage.label)
+        for saver in storage.savers
+        if storage.label not in shared and saver in blocks and last_calls.get(storage.label, -1) > saver
+    }
 
 
 def refuse_absurd_activations(trace: PointTrace, plain: RunTrace, parameter_bytes: dict[str, int]) -> None:

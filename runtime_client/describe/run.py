@@ -21,7 +21,7 @@ from runtime_client.describe.frontier import FrontierModule
 from runtime_client.describe.kernels import AcceleratorKernels, WideStatistics, eager_masks
 from runtime_client.describe.passing import Passage
 from runtime_client.describe.prepare import cast_inputs, cast_output, distinct_bytes
-from runtime_client.describe.storages import Storage, Storages
+from runtime_client.describe.storages import Label, Storage, Storages
 from runtime_client.describe.tracer import Tracer
 from runtime_client.describe.walk import ModuleWalk
 from runtime_client.saved_ops import selective_contexts
@@ -95,6 +95,24 @@ def run(
         return _traced(subject, inputs, shells, kept, skipped)
 
 
+def last_calls_held(subject: Subject, point: TracePoint) -> dict[Label, int]:
+    """Of each storage that outlives a call after the one that made it, the last call that it outlives.
+
+    Autograd saves nothing here: what is alive is held by the code around the calls.
+    """
+    inputs = subject.example.inputs(point.micro_batch, point.sequence)
+    with _without_collector(), eager_masks():
+        tracer = _tracer(subject, inputs, {}, {}, frozenset())
+        with tracer.walk.hooked(), WideStatistics(), tracer:  # type: ignore[no-untyped-call]
+            with saved_tensors_hooks(_nothing, _nothing), AcceleratorKernels():
+                output = _forward(subject, inputs, tracer)
+                tracer.begin_loss()
+                loss = subject.example.loss(output, *inputs)
+            del output, loss
+            tracer.begin_backward()
+    return {storage.label: storage.last_call for storage in tracer.let_go}
+
+
 def _traced(
     subject: Subject,
     inputs: Inputs,
@@ -102,13 +120,8 @@ def _traced(
     saved_ops: Mapping[str, frozenset[str]],
     skipped: frozenset[str],
 ) -> RunTrace:
-    model = subject.example.model
-    storages = Storages([*model.parameters(), *model.buffers(), *input_tensors(inputs)])
-    in_shells = {item.module for item in shells.values()}
-    frontier = {item.module: item for item in reversed(subject.frontier) if item.module not in in_shells}
-    joined = {module for module in subject.joined if subject.paths[module] not in skipped}
-    walk = ModuleWalk(subject.paths, frontier, shells, joined, storages)
-    tracer = Tracer(walk, storages, saved_ops)
+    tracer = _tracer(subject, inputs, shells, saved_ops, skipped)
+    walk = tracer.walk
     kernels = AcceleratorKernels()
     gradients = tracer.gradients_of(_named_parameters(subject))
     with walk.hooked(), gradients, WideStatistics(), tracer:  # type: ignore[no-untyped-call]
@@ -124,6 +137,25 @@ def _traced(
         inputs_bytes=distinct_bytes(input_tensors(inputs)),
         attention_draws=kernels.attention_draws,
     )
+
+
+def _nothing(_: object) -> Any:  # noqa: ANN401 - what autograd keeps in place of a tensor
+    return None
+
+
+def _tracer(
+    subject: Subject,
+    inputs: Inputs,
+    shells: dict[nn.Module, FrontierModule],
+    saved_ops: Mapping[str, frozenset[str]],
+    skipped: frozenset[str],
+) -> Tracer:
+    model = subject.example.model
+    storages = Storages([*model.parameters(), *model.buffers(), *input_tensors(inputs)])
+    in_shells = {item.module for item in shells.values()}
+    frontier = {item.module: item for item in reversed(subject.frontier) if item.module not in in_shells}
+    joined = {module for module in subject.joined if subject.paths[module] not in skipped}
+    return Tracer(ModuleWalk(subject.paths, frontier, shells, joined, storages), storages, saved_ops)
 
 
 def _hand_down(calls: list[CallTrace]) -> None:

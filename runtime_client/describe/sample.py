@@ -54,7 +54,7 @@ def completed(sample: PointTrace, base: PointTrace, skipped: frozenset[str]) -> 
     """The trace of all calls from one without the skipped blocks; None where the two do not fit together."""
     if [call.path for call in sample.calls] != [call.path for call in base.calls]:
         return None
-    if sample.shared.keys() != base.shared.keys():
+    if sample.shared.keys() != base.shared.keys() or sample.held_inputs.keys() != base.held_inputs.keys():
         return None
     calls = list(sample.calls)
     for indices in _equal_calls(base).values():

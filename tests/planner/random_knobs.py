@@ -15,6 +15,7 @@ from planner.schema import (
     DeviceSheet,
     DType,
     GradientSync,
+    HeldInput,
     KeptBy,
     Liveness,
     MeshPlan,
@@ -61,6 +62,7 @@ def random_case(seed: int) -> tuple[PlanRequest, Decisions]:
     if reduce_dtype is not decisions.reduce_dtype:
         precision = request.workload.precision.model_copy(update={"reduce_dtype": reduce_dtype})
         request = _changed(request, workload=request.workload.model_copy(update={"precision": precision}))
+    request = _changed(request, model=_with_held_inputs(request.model, random.Random(seed + 2)))
     return request, decisions.model_copy(
         update={
             "units": tuple(units),
@@ -134,6 +136,17 @@ def random_nested_case(seed: int) -> tuple[PlanRequest, Decisions]:
             ),
         }
     )
+
+
+def _with_held_inputs(model: ModelDescription, rng: random.Random) -> ModelDescription:
+    """Of some calls a part of what they keep is held by callers."""
+    pairs = [
+        (call, rng.randrange(call + 1, len(model.calls)))
+        for call in range(len(model.calls) - 1)
+        if rng.random() < 0.5
+    ]
+    held = (HeldInput(size_bytes=Polynomial(one=rng.randint(1, 300)), call=c, held_until=u) for c, u in pairs)
+    return model.model_copy(update={"held_inputs": tuple(held)})
 
 
 def _changed(request: PlanRequest, **update: Any) -> PlanRequest:

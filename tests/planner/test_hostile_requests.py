@@ -200,6 +200,11 @@ REFUSED = {
         "invalid_document",
         "shared[0].held_until: 1 is no call after the first, 1",
     ),
+    "an input that is held no longer than its call": (
+        [("model.held_inputs", [{"size_bytes": {"one": 1}, "call": 1, "held_until": 1}])],
+        "invalid_document",
+        "held_inputs[0]: 1 is no call after call 1",
+    ),
     "no micro-batch": ([("workload.micro_batch", 0)], "invalid_document", "workload.micro_batch"),
     "no sequence": ([("workload.sequence", 0)], "invalid_document", "workload.sequence"),
     "an integer in quotes": ([("workload.sequence", "8")], "invalid_document", "workload.sequence"),

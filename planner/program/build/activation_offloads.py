@@ -1,20 +1,28 @@
 """Activations of chosen calls on the host: out after the forward, in again one call ahead of the backward."""
 
-from collections.abc import Sequence
+from collections import defaultdict
 
 from planner.program.build.emitter import Emitter
 from planner.program.events import OperationKind, Stream
-from planner.program.step import Durations
-from planner.schema import Call, MemoryCategory
+from planner.program.step import Durations, StepInputs
+from planner.schema import MemoryCategory
 
 
 class ActivationOffloads:
     """State of the copies while a micro-batch is walked through."""
 
-    def __init__(self, durations: Durations, emitter: Emitter, calls: Sequence[Call]) -> None:
+    def __init__(self, inputs: StepInputs, durations: Durations, emitter: Emitter) -> None:
         self._durations = durations
         self._emitter = emitter
-        self._calls = calls
+        model = inputs.partition.model
+        self._calls = model.calls
+        self._held_inputs: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """Of each call, what the code around it holds: the last call that it does so through, and bytes."""
+        for held in model.held_inputs:
+            size = held.size_bytes.at(inputs.micro_batch, inputs.sequence)
+            self._held_inputs[held.call].append((held.held_until, size))
+        self._with_callers: dict[str, int] = {}
+        """What they hold now, and the last call that they do so through."""
         self._leaving: tuple[int, int] | None = None
         """Call whose copies are on their way out, and the operation."""
         self._away: list[tuple[int, int]] = []
@@ -32,13 +40,26 @@ class ActivationOffloads:
         self._away.append((call, size_bytes))
         self._sent.add(call)
 
-    def release(self) -> None:
-        """Free on the device what the call before has sent."""
-        if self._leaving is not None:
-            call, operation = self._leaving
-            self._emitter.wait(Stream.COMPUTE, operation)
-            self._emitter.free(f"K{call}")
-            self._leaving = None
+    def release(self, after: int | None = None) -> None:
+        """Free on the device what the call before has sent, but for what is still held after the call `after`."""
+        if self._leaving is None:
+            return
+        call, operation = self._leaving
+        self._emitter.wait(Stream.COMPUTE, operation)
+        self._emitter.free(f"K{call}")
+        self._leaving = None
+        for number, (held_until, size) in enumerate(self._held_inputs.get(call, ())):
+            if after is not None and after <= held_until:
+                name = f"N{call}.{number}"
+                moment = f"after forward of {self._calls[after].path}"
+                self._with_callers[name] = held_until
+                self._emitter.allocate(name, Stream.COMPUTE, MemoryCategory.ACTIVATIONS, size, moment)
+
+    def let_go(self, call: int) -> None:
+        """Before a call: the code around the calls lets go of what it held up to one before."""
+        for name in [name for name, held_until in self._with_callers.items() if held_until < call]:
+            del self._with_callers[name]
+            self._emitter.free(name)
 
     def wait_for(self, call: int, unit: int) -> None:
         """Let compute wait until a call's activations are back, and fetch those of the offloaded call before it.

@@ -48,7 +48,7 @@ class Calls:
         self._partition = inputs.partition
         self._model = inputs.partition.model
         self._shared = SharedTensors(inputs, knobs, emitter)
-        self._offloads = ActivationOffloads(durations, emitter, self._model.calls)
+        self._offloads = ActivationOffloads(inputs, durations, emitter)
         self._worst_forward = cache(self._find_worst_forward)
         self._worst_backward = cache(self._find_worst_backward)
         self._own_kept = cache(self._find_own_kept)
@@ -95,7 +95,7 @@ class Calls:
             host_waits=_host_waits(kind),
         )
         if kind.role not in (CallRole.GLUE, CallRole.LOSS):
-            self._offloads.release()
+            self._offloads.release(after=call)
         if block is None:
             self._keep(call, name, f"after forward of {entry.path}", options)
             if _is_offloaded(options):
@@ -111,6 +111,7 @@ class Calls:
     def let_go(self, call: int) -> None:
         """Before a call, what the code around it held up to one before."""
         self._shared.let_go(call)
+        self._offloads.let_go(call)
 
     def held_at_return(self, call: int) -> Sizes:
         """Bytes alive, beyond what is handed to the next call, while post-forwards at the end of a call run."""

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from planner.schema import DType, KeptBy, ModelDescription
-from runtime_client.describe import TrainingExample, describe, token_inputs
+from runtime_client.describe import TrainingExample, describe, from_hf_config, token_inputs
 from runtime_client.describe.prepare import prepare_parameters
 
 POINT = (2, 64)
@@ -97,6 +97,17 @@ def test_they_are_shared_and_held_to_the_end_of_the_forward(described: ModelDesc
         (EMBEDDINGS, "layers.0", "layers.0", "head", KeptBy.FULL),
         (SHIFTS, "layers.0", "layers.3", "head", KeptBy.FULL),
     ]
+
+
+def test_what_autograd_saves_is_held_to_the_end_of_the_forward_too() -> None:
+    """Blocks with a norm save what they get; a decoder's `inputs_embeds` stays a local variable all the same."""
+    config = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    build = from_hf_config({"model_type": "llama", "intermediate_size": 64, "num_key_value_heads": 2, **config})
+    found = describe(build, name="llama", micro_batch=2, sequence=16, param_dtype=None)
+    (held,) = found.held_inputs
+    paths = [call.path for call in found.calls]
+    assert (paths[held.call], paths[held.held_until]) == ("model.layers.0", "model.norm")
+    assert held.size_bytes.at(2, 16) == 2 * 16 * 32 * 4
 
 
 @pytest.mark.parametrize("policy", POLICIES)
