@@ -7,6 +7,7 @@ extent their programs differ was recorded: FSDP2 of each release in the dry runs
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 
 from planner.schema import (
@@ -196,6 +197,7 @@ def supported(knob: str, version: str) -> bool:
     return _is_at_least(version, KNOBS[knob].since)
 
 
+@lru_cache(maxsize=256)
 def supports_feature(feature: ClientFeature, version: str) -> bool:
     """Whether FSDP2 of a torch version has what a client needs for a feature."""
     return feature not in _FEATURES or supported(_FEATURES[feature], version)

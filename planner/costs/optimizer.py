@@ -58,9 +58,13 @@ def group_of(workload: Workload, name: str) -> OptimizerGroup:
     Raises:
         InconsistentRequest: none matches.
     """
-    for group in workload.optimizer_groups:
+    return workload.optimizer_groups[_place_of(workload, name)]
+
+
+def _place_of(workload: Workload, name: str) -> int:
+    for place, group in enumerate(workload.optimizer_groups):
         if group.holds(name):
-            return group
+            return place
     globs = ", ".join(repr(group.parameters) for group in workload.optimizer_groups)
     raise InconsistentRequest(
         f"trainable parameter {name!r} is in no group of workload.optimizer_groups ({globs}); add a group with the "
@@ -260,12 +264,12 @@ def state_notes(workload: Workload, shards: Sequence[Shard]) -> tuple[str, ...]:
 
 
 def _by_group(workload: Workload, shards: Sequence[Shard]) -> list[tuple[OptimizerGroup, list[Shard]]]:
-    members: dict[int, list[Shard]] = {}
+    members: list[list[Shard]] = [[] for _ in workload.optimizer_groups]
     for shard in shards:
         name, parameter, _ = shard
         if parameter.requires_grad:
-            members.setdefault(workload.optimizer_groups.index(group_of(workload, name)), []).append(shard)
-    return [(workload.optimizer_groups[index], members[index]) for index in sorted(members)]
+            members[_place_of(workload, name)].append(shard)
+    return [(group, found) for group, found in zip(workload.optimizer_groups, members, strict=True) if found]
 
 
 def _implementation(group: OptimizerGroup) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from planner.program.choices import Choice
+from planner.program.known import KnownSizes
 from planner.program.parts import expanded
 from planner.program.ragged import layouts_of, piece_elements, require_sound_layouts
 from planner.program.refusals import (
@@ -12,7 +13,7 @@ from planner.program.refusals import (
     require_sound_resharding,
     require_sound_zeros,
 )
-from planner.program.sizes import UnitBytes, gradient_bytes, gradient_deliveries, shard_elements, unit_bytes
+from planner.program.sizes import shard_elements
 from planner.program.step import Activation, Knobs, MicroBatch, PrefetchTargets, Resharding, StepInputs
 from planner.program.units import ROOT, Partition, contains, partition, unused_parameters
 from planner.schema import (
@@ -32,8 +33,6 @@ from planner.schema import (
 
 OptimizerBytes = Callable[[str, Parameter, int], int]
 """(full name, parameter, elements of the shard) -> bytes of optimizer state."""
-KnownSizes = dict[tuple[tuple[str, ...], int, tuple[str, ...]], UnitBytes]
-"""Sizes of units, by their modules and shard degree."""
 LocalShards = Sequence[tuple[str, Parameter, int]]
 """(full name, parameter, elements of the shard) of the parameters that the optimizer updates."""
 
@@ -100,33 +99,18 @@ def step_inputs(
         optimizer_bytes: optimizer state on the device.
         optimizer_transient_bytes: most that the optimizer step needs on top.
         decisions: what is refused together with some sizes.
-        known: sizes of units, for calls of one model and precision; added to. The root's are never known.
+        known: what is known of this model at the workload's precision; added to.
     """
-    known = {} if known is None else known
-    layouts = [parts.layouts.get(number, ()) for number in range(len(parts.units))]
-    keys = [
-        (unit.modules, mesh.shard, tuple(layout.name for layout in own))
-        for unit, mesh, own in zip(parts.units, meshes, layouts, strict=True)
-    ]
-    for unit, key, own in zip(parts.units, keys, layouts, strict=True):
-        if key not in known or unit.modules == ("",):
-            known[key] = unit_bytes(
-                unit,
-                shard=key[1],
-                precision=workload.precision,
-                with_gradient=parts.with_gradient,
-                with_zeros=parts.with_zeros,
-                dims=parts.dims,
-                layouts=own,
-            )
-    sizes = tuple(known[key] for key in keys)
+    known = known or KnownSizes(workload.precision)
+    sizes = known.of_units(parts, [mesh.shard for mesh in meshes])
     if decisions:
         require_sound_zeros(decisions, parts, sizes)
+    gradients, deliveries = known.of_gradients(parts)
     return StepInputs(
         partition=parts,
         sizes=sizes,
-        gradients=tuple(tuple(sizes) for sizes in gradient_bytes(parts, workload.precision)),
-        deliveries=tuple(map(tuple, gradient_deliveries(parts))),
+        gradients=gradients,
+        deliveries=deliveries,
         optimizer_bytes=optimizer_bytes,
         optimizer_transient_bytes=optimizer_transient_bytes,
         micro_batch=workload.micro_batch,

@@ -1,7 +1,7 @@
 """The decisions of one global choice: open knobs for the search, and an assignment back in the contract's words."""
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Collection, Iterable
+from typing import Generic, TypeVar
 
 from planner.costs import CostModel
 from planner.program.choices import Choice, Decision
@@ -38,22 +38,28 @@ def open_knobs(
     """
     decisions: list[Decision] = []
 
-    def decide(name: str, family: str, values: dict[object, Value]) -> Choice[Value]:
-        left = allowed_values(request, name, tuple(values))
+    def decide(name: str, family: str, values: "_Values[Value]") -> Choice[Value]:
+        left = allowed_values(request, name, values.names) if request.fixed else values.names
         if len(left) == 1:
-            return Choice.fixed(values[left[0]])
-        decisions.append(Decision(name=name, family=family, labels=tuple(map(str, left))))
-        return Choice.among(len(decisions) - 1, [values[value] for value in left])
+            return Choice.fixed(values.of[left[0]])
+        labels = values.labels if len(left) == len(values.names) else tuple(map(str, left))
+        decisions.append(Decision(name=name, family=family, labels=labels))
+        return Choice.among(len(decisions) - 1, [values.of[value] for value in left])
 
     parts, meshes = candidate.partition, candidate.meshes
     with_backward = parts.with_backward
     reshard: list[Choice[Resharding]] = [Choice.fixed(False)]
+    alike: dict[tuple[int, int | None], _Values[Resharding]] = {}
     for number, unit in enumerate(parts.units[1:], start=1):
-        size = sizes[number] if number in with_backward else None
-        values = _reshardings(request, meshes[number].shard, size, costs)
-        reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, {v: v for v in values}))
-    options = {kind: _activations(request, parts, kind) for kind in {call.kind for call in parts.model.calls}}
-    to_host: dict[object, Activation] = {ActivationPolicy.OFFLOAD.value: TO_HOST}
+        size = sizes[number].gathered if number in with_backward else None
+        key = meshes[number].shard, size
+        if key not in alike:
+            alike[key] = _Values({value: value for value in _reshardings(request, *key, costs)})
+        reshard.append(decide(f"{unit.modules[0]}.reshard_after_forward", _RESHARD, alike[key]))
+    options = {
+        kind: _Values(_activations(request, parts, kind)) for kind in {call.kind for call in parts.model.calls}
+    }
+    to_host = _Values[Activation]({ActivationPolicy.OFFLOAD.value: TO_HOST})
     offloaded, checkpointable = candidate.offloaded_blocks, set(_checkpointable(parts))
     activation = {
         call: decide(
@@ -84,6 +90,15 @@ def open_knobs(
     )
 
 
+class _Values(Generic[Value]):
+    """Values that a knob may have, by what a fixed choice calls them; alike knobs share them."""
+
+    def __init__(self, of: dict[object, Value]) -> None:
+        self.of = of
+        self.names = tuple(of)
+        self.labels = tuple(map(str, of))
+
+
 def knob_names(parts: Partition) -> set[str]:
     """Knobs of the modules of a grouping, open or fixed."""
     return {
@@ -93,21 +108,21 @@ def knob_names(parts: Partition) -> set[str]:
 
 
 def _reshardings(
-    request: PlanRequest, shard: int, size: UnitBytes | None, costs: CostModel
+    request: PlanRequest, shard: int, gathered_bytes: int | None, costs: CostModel
 ) -> Iterable[Resharding]:
     """True, False, and numbers of ranks that are worth their communicator.
 
     These divide a node, so that backward gathers do not leave it, and free more than the communicator takes that
-    each such unit has of its own: else False is better in memory and time. None (`size`) for units without a
-    backward, which would never let go of what partial resharding keeps.
+    each such unit has of its own: else False is better in memory and time. None (`gathered_bytes`) for units
+    without a backward, which would never let go of what partial resharding keeps.
     """
     yield True
     yield False
-    if size is None or not allows(request, ClientFeature.RESHARD_INTEGER):
+    if gathered_bytes is None or not allows(request, ClientFeature.RESHARD_INTEGER):
         return
     devices = request.cluster.node_groups[0].devices_per_node
     for ranks in range(2, min(shard, devices + 1)):
-        freed = size.gathered - size.gathered // ranks
+        freed = gathered_bytes - gathered_bytes // ranks
         divides = shard % ranks == devices % ranks == 0
         if divides and freed > costs.partial_reshard_bytes(ranks):
             yield ranks
@@ -128,15 +143,18 @@ def _activations(request: PlanRequest, parts: Partition, name: str) -> dict[obje
 
 def _checkpointable(parts: Partition) -> list[int]:
     """Calls of blocks, and of the parts of those that were cut, if they were traced under checkpointing."""
-    cut = {block.path for block in parts.blocks}
-    found: list[int] = []
-    for index, call in enumerate(parts.model.calls):
-        kind = parts.model.kinds[call.kind]
-        above = (call.path[:place] for place, letter in enumerate(call.path) if letter == ".")
-        is_part = bool(kind.none.saved) and not cut.isdisjoint(above)
-        if kind.full is not None and (kind.role is CallRole.BLOCK or is_part):
-            found.append(index)
-    return found
+    cut, kinds = {block.path for block in parts.blocks}, parts.model.kinds
+    blocks = {name for name, kind in kinds.items() if kind.full is not None and kind.role is CallRole.BLOCK}
+    of_parts = {name for name, kind in kinds.items() if kind.full is not None and kind.none.saved}
+    return [
+        index
+        for index, call in enumerate(parts.model.calls)
+        if call.kind in blocks or (cut and call.kind in of_parts and _is_below(cut, call.path))
+    ]
+
+
+def _is_below(modules: Collection[str], path: str) -> bool:
+    return any(path[:place] in modules for place, letter in enumerate(path) if letter == ".")
 
 
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:

@@ -20,7 +20,9 @@ from planner.program.build import build_program
 from planner.program.choices import Choice, Decision
 from planner.program.events import Operation, OperationKind, Program
 from planner.program.inputs import micro_batches, step_inputs
+from planner.program.known import KnownSizes
 from planner.program.step import Knobs, StepInputs
+from planner.program.units import partition
 from planner.schema import (
     Decisions,
     MeshPlan,
@@ -144,17 +146,21 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     Raises:
         InconsistentRequest: the fixed choices leave nothing, or name a knob that there is not.
     """
+    known: dict[Training, KnownSizes] = {}
     shardings: dict[tuple[Training, MeshPlan, MeshPlan | None], Sharding] = {}
     openings: dict[tuple[object, ...], Opening] = {}
     refusals: list[ShardwrightError] = []
     found = 0
+    whole = partition(request.model, ())
     goal = goal or Goal.of(request)
     for candidate in candidates(request, offloads=offloads, activations=goal.aim is Aim.MAKESPAN):
         if request.fixed and not keeps_choices(request.fixed, knob_names(candidate.partition)):
             continue
         place = (candidate.training, candidate.mesh, candidate.large_mesh)
         if place not in shardings:
-            shardings[place] = Sharding(candidate.training.of(request), candidate)
+            training = candidate.training.of(request)
+            sizes = known.setdefault(candidate.training, KnownSizes(training.workload.precision))
+            shardings[place] = Sharding(training, whole, candidate, sizes)
         key = (*place, id(candidate.partition), candidate.offload, candidate.activation_offload)
         try:
             if key not in openings:
@@ -232,12 +238,22 @@ class Opening:
         Raises:
             NoValueLeft: the fixed choices leave some knob nothing.
         """
-        knobs, _ = self._knobs(candidate)
         budget = self.costs.budget.budget_bytes if self._goal.is_budgeted else MAX_INTEGER
+        if not self._request.fixed and self._state_bytes(candidate) > budget:
+            return None
+        knobs, _ = self._knobs(candidate)
         if not self._fits_on_host(knobs):
             return None
         floor = floor_ns(self.inputs, knobs, self.costs, num_micro_batches(self._request), budget)
         return None if floor is None else floor + self.optimizer_ns
+
+    def _state_bytes(self, candidate: Candidate) -> int:
+        """What units that are not on the host have on the device at the end of a step, whatever is decided."""
+        return self._state.device_bytes + sum(
+            size.stored + size.sharded_gradients
+            for size, is_on_host in zip(self.inputs.sizes, candidate.on_host, strict=True)
+            if not is_on_host
+        )
 
     def _fits_on_host(self, knobs: Knobs) -> bool:
         """Whether a rank's share of the host's memory holds the offloaded units."""

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from planner.costs import CostModel
 from planner.costs.demands import Demands
-from planner.program.inputs import KnownSizes, LocalShards, local_shards
-from planner.program.units import partition
+from planner.program.inputs import LocalShards, local_shards
+from planner.program.known import KnownSizes
+from planner.program.units import Partition
 from planner.schema import InconsistentRequest, PlanRequest, ShardwrightError
 from planner.space.candidate import Candidate
 
@@ -29,8 +30,14 @@ class NoCostOnHost(InconsistentRequest):
 class Sharding:
     """What all groupings of a mesh (or two) share: costs, and the optimizer."""
 
-    def __init__(self, request: PlanRequest, candidate: Candidate) -> None:
+    def __init__(self, request: PlanRequest, whole: Partition, candidate: Candidate, known: KnownSizes) -> None:
         """Work out costs.
+
+        Args:
+            request: with the candidate's training.
+            whole: the model as one unit.
+            candidate: any on these meshes.
+            known: sizes of the model at the training's precision.
 
         Raises:
             ShardwrightError: the request cannot be costed.
@@ -39,9 +46,11 @@ class Sharding:
         demands = Demands(meshes=(large_mesh,) if large_mesh else (), owners=candidate.owners)
         self.request = request
         self.costs = CostModel.of(request, mesh, demands)
-        self.known_sizes: KnownSizes = {}
-        shards = local_shards(partition(request.model, ()), (mesh,))
-        self._on_device = self._state_of(shards, ())
+        self.known_sizes = known
+        self._shards = local_shards(whole, (mesh,))
+        """Where every unit is on the mesh and cut evenly."""
+        self._states: dict[frozenset[str], OptimizerState] = {}
+        """Of these shards, by the parameters that are on the host."""
 
     def state(self, candidate: Candidate) -> OptimizerState:
         """The optimizer under a candidate's meshes, and where some of its units or activations are on the host.
@@ -50,23 +59,34 @@ class Sharding:
             NoCostOnHost: nothing says how long copies or the optimizer take there.
         """
         offloads = any(candidate.on_host)
-        is_uneven = candidate.large_mesh is not None or bool(candidate.partition.layouts)
-        if not (offloads or candidate.activation_offload):
-            return self._split(candidate) if is_uneven else self._on_device
-        try:
-            self.costs.host_to_device_ns(1)
-            self.costs.device_to_host_ns(1)
-            return self._split(candidate) if offloads or is_uneven else self._on_device
-        except ShardwrightError as error:
-            raise NoCostOnHost(str(error)) from error
+        if offloads or candidate.activation_offload:
+            try:
+                self.costs.host_to_device_ns(1)
+                self.costs.device_to_host_ns(1)
+                return self._split(candidate)
+            except ShardwrightError as error:
+                raise NoCostOnHost(str(error)) from error
+        return self._split(candidate)
 
     def _split(self, candidate: Candidate) -> OptimizerState:
-        """Unit by unit."""
-        sides = [[unit for unit, side in enumerate(candidate.on_host) if side is host] for host in (False, True)]
-        return self._state_of(*(local_shards(candidate.partition, candidate.meshes, units) for units in sides))
+        """Parameter by parameter."""
+        parts = candidate.partition
+        on_host = frozenset(
+            name
+            for unit, is_on_host in zip(parts.units, candidate.on_host, strict=True)
+            if is_on_host
+            for name, _ in unit.parameters
+        )
+        if candidate.large_mesh is not None or parts.layouts:
+            return self._state_of(local_shards(parts, candidate.meshes), on_host)
+        if on_host not in self._states:
+            self._states[on_host] = self._state_of(self._shards, on_host)
+        return self._states[on_host]
 
-    def _state_of(self, on_device: LocalShards, on_host: LocalShards) -> OptimizerState:
+    def _state_of(self, shards: LocalShards, names_on_host: frozenset[str]) -> OptimizerState:
         costs = self.costs
+        on_device = [shard for shard in shards if shard[0] not in names_on_host]
+        on_host = [shard for shard in shards if shard[0] in names_on_host]
         return OptimizerState(
             optimizer_ns=costs.optimizer_ns(on_device) + costs.cpu_optimizer_ns(on_host),
             device_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in on_device),
