@@ -155,7 +155,7 @@ def _solved(
     best: OpenCandidate, problem: Problem, assignment: Assignment, fixed: Mapping[int, int], gap: float
 ) -> Heuristic:
     """The best known of a variant of the chosen problem, the chosen decisions among what is tried."""
-    heuristic = Heuristic(problem, seed=best.seed, like=best.heuristic, fixed=fixed)
+    heuristic = Heuristic(problem, like=best.heuristic, fixed=fixed)
     heuristic.offer(with_values(assignment, fixed))
     heuristic.guide(gap=gap)
     if not (heuristic.feasible or heuristic.is_infeasible):

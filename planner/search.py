@@ -21,7 +21,7 @@ from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
 from solver.schedule.tidy import tidy
 
-LOCAL_EVALUATIONS = 400
+LOCAL_EVALUATIONS = 2_000
 """Evaluations of the local search around the best of a region that stays in question."""
 EFFORT_PER_STEP = 2e-5
 """Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""

@@ -8,7 +8,7 @@ from planner.catalog.atoms import EIGHT_BIT_BLOCK
 from planner.costs.optimizer import EIGHT_BIT_LEAST_ELEMENTS, group_of, is_eight_bit
 from planner.layout.atoms import DeclaredAtom, Granularity, declared_atom, granularity, optimizer_atom
 from planner.layout.planned import LayoutOptions, PlannedBuffer, PlannedUnit
-from planner.program.pieces import pieces
+from planner.program.pieces import is_cut
 from planner.program.units import Unit
 from planner.schema import DType, ElementAtom, Layout, LayoutEntry, OptimizerName, Parameter, WholeAtom, Workload
 from solver.layout.flexible import Buffer, FlexibleTensor, JointLayout, JointProblem
@@ -199,13 +199,12 @@ def _planned(name: str, key: BufferKey, named: Sequence[Named], solved: Buffer) 
             for offset, tensor in entries
         ),
     )
-    num_pieces = Counter(piece.parameter for piece in pieces(layout))
     is_muon, is_eight = key.optimizer is OptimizerName.MUON, key.optimizer is OptimizerName.ADAMW_8BIT
     return PlannedBuffer(
         layout=layout,
         parameters=parameters,
         solved=solved,
-        owned=frozenset(name for name in held if is_muon and num_pieces[name] > 1),
+        owned=frozenset(entry.parameter for entry in layout.entries if is_muon and is_cut(layout, entry)),
         eight_bit=frozenset(name for name, p in parameters if is_eight and is_eight_bit(p.num_elements)),
     )
 

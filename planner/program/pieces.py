@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.schema import Layout
+from planner.schema import Layout, LayoutEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +25,9 @@ def pieces(layout: Layout) -> Iterator[Piece]:
             stop = min(end, (rank + 1) * shard)
             yield Piece(parameter=entry.parameter, rank=rank, num_elements=stop - start)
             start = stop
+
+
+def is_cut(layout: Layout, entry: LayoutEntry) -> bool:
+    """Whether more than one rank holds elements of a parameter."""
+    first, last = entry.offset_elements, entry.offset_elements + entry.num_elements - 1
+    return first // layout.shard_elements < last // layout.shard_elements

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from planner.program.pieces import pieces
 from planner.program.units import Partition
 from planner.schema import Decisions, InconsistentRequest, Layout, Parameter
 
@@ -95,10 +94,20 @@ def piece_elements(parts: Partition, shards: Sequence[int]) -> dict[str, int]:
 @lru_cache(maxsize=4096)
 def elements_on_fullest(layout: Layout, num_ranks: int) -> Mapping[str, int]:
     """Elements of each parameter on the rank that holds the most; the first of equals."""
-    cut = list(pieces(layout))
-    held = [0] * num_ranks
-    for piece in cut:
-        held[piece.rank] += piece.num_elements
-    fullest = held.index(max(held))
-    there = {piece.parameter: piece.num_elements for piece in cut if piece.rank == fullest}
-    return {entry.parameter: there.get(entry.parameter, 0) for entry in layout.entries}
+    shard = layout.shard_elements
+    ends = {
+        entry.parameter: (entry.offset_elements, entry.offset_elements + entry.num_elements)
+        for entry in layout.entries
+    }
+    held = {0: 0}
+    """Of the ranks that a parameter begins or ends on, and of the first one between; those after it hold as much."""
+    for start, end in ends.values():
+        for rank in sorted({start // shard, start // shard + 1, (end - 1) // shard}) if start < end else ():
+            held[rank] = held.get(rank, 0) + _overlap(start, end, rank, shard)
+    fullest = max(sorted(held), key=held.__getitem__)
+    return {name: _overlap(start, end, fullest, shard) for name, (start, end) in ends.items()}
+
+
+def _overlap(start: int, end: int, rank: int, shard: int) -> int:
+    """Elements from `start` to `end` that a rank holds."""
+    return max(0, min(end, (rank + 1) * shard) - max(start, rank * shard))

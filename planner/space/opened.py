@@ -57,12 +57,11 @@ class OpenCandidate:
     decisions: tuple[Decision, ...]
     problem: Problem
     optimizer_ns: int
-    seed: int
 
     @cached_property
     def heuristic(self) -> Heuristic:
         """The best assignment known, and how to find better ones."""
-        return Heuristic(self.problem, seed=self.seed)
+        return Heuristic(self.problem)
 
     def step_ns(self, evaluation: Evaluation) -> int:
         """Time of a step, the optimizer's among it."""
@@ -351,7 +350,6 @@ class Opening:
             decisions=decisions,
             problem=problem,
             optimizer_ns=self.optimizer_ns,
-            seed=self._request.search.seed,
         )
 
 

@@ -7,7 +7,7 @@ the state that the pass before had where the first one under a changed decision 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class Evaluator:
         self.conditions: tuple[Condition, ...] = ((), *sorted({step.when for step in steps if step.when}))
         """All conditions, the empty one first."""
         numbers = {when: number for number, when in enumerate(self.conditions)}
+        self._evaluated = Presence(self.conditions, problem.num_decisions)
+        """At the assignment evaluated last."""
         self._times = [(_Times(problem, one.steps, numbers), one.count) for one in problem.rounds]
         self.pools = [
             [Pool(one.steps, pool, numbers) for one in problem.rounds] for pool in range(problem.num_pools)
@@ -46,10 +48,11 @@ class Evaluator:
 
     def evaluate(self, assignment: Assignment) -> Evaluation:
         """Makespan and pool peaks."""
-        present = self.present(assignment)
+        changed = self._evaluated.move_to(assignment)
+        present = self._evaluated.present
         flags = np.array(present, dtype=np.int64)
         return Evaluation(
-            makespan=sum(count * times.makespan(present) for times, count in self._times),
+            makespan=sum(count * times.makespan(present, changed) for times, count in self._times),
             pool_peaks=tuple(max(pool.peak(flags) for pool in rounds) for rounds in self.pools),
             reserved=sum(one.amount for one in self._problem.reserves if holds(one.when, assignment)),
         )
@@ -57,6 +60,37 @@ class Evaluator:
     def present(self, assignment: Assignment) -> list[bool]:
         """Of each of `conditions` whether it holds."""
         return [holds(when, assignment) for when in self.conditions]
+
+
+class Presence:
+    """Which conditions hold; as it moves from one assignment to the next, those on changed decisions are looked at."""
+
+    def __init__(self, conditions: Sequence[Condition], num_decisions: int) -> None:
+        self._conditions = conditions
+        self._assignment: Assignment = (-1,) * num_decisions
+        self._about: list[list[int]] = [[] for _ in range(num_decisions)]
+        """For each decision the conditions on it."""
+        for number, when in enumerate(conditions):
+            for decision in {decision for decision, _ in when if decision >= 0}:
+                self._about[decision].append(number)
+        self.present = [not when for when in conditions]
+        """Of each condition whether it holds."""
+
+    def move_to(self, assignment: Assignment) -> list[int]:
+        """Conditions that held before and do not now, or the other way round."""
+        moved = [
+            decision
+            for decision, (old, new) in enumerate(zip(self._assignment, assignment, strict=True))
+            if old != new
+        ]
+        self._assignment = assignment
+        changed = []
+        for number in {number for decision in moved for number in self._about[decision]}:
+            now = holds(self._conditions[number], assignment)
+            if now is not self.present[number]:
+                self.present[number] = now
+                changed.append(number)
+        return changed
 
 
 _Compiled = tuple[int, int, int, Any, int, int, int, tuple[int, ...]]
@@ -87,15 +121,19 @@ class _Times:
                     continue
             self._first.setdefault(when, len(self._steps))
             self._steps.append(compiled)
-        self._present: list[bool] = []
         self._states: list[tuple[int, list[int], int]] = [(0, [0] * problem.num_chains, 0)]
         """(place, clocks of the chains before it, clock of the issuer), of the last pass."""
         self._ends = [0] * len(steps)
         """Of the last pass; those of later steps are overwritten before they are read."""
 
-    def makespan(self, present: list[bool]) -> int:
-        """Of one run."""
-        place, chains, issued = self._start(present)
+    def makespan(self, present: Sequence[bool], changed: Iterable[int]) -> int:
+        """Of one run.
+
+        Args:
+            present: of each condition whether it holds.
+            changed: conditions of which the last call had another.
+        """
+        place, chains, issued = self._start(changed)
         ends, steps = self._ends, self._steps
         for begin in range(place, len(steps), _STRIDE):
             if begin > place:
@@ -128,19 +166,10 @@ class _Times:
                     issued = ends[amount]
         return max(chains[self._final_chain], issued)
 
-    def _start(self, present: list[bool]) -> tuple[int, list[int], int]:
+    def _start(self, changed_conditions: Iterable[int]) -> tuple[int, list[int], int]:
         """The last kept state before anything that has changed."""
-        changed = 0
-        if self._present:
-            changed = min(
-                (
-                    self._first.get(when, len(self._steps))
-                    for when, (old, new) in enumerate(zip(self._present, present, strict=True))
-                    if old is not new
-                ),
-                default=len(self._steps),
-            )
-        self._present = present
+        last = len(self._steps)
+        changed = min((self._first.get(when, last) for when in changed_conditions), default=last)
         index = bisect_right(self._states, changed, key=lambda state: state[0]) - 1
         del self._states[index + 1 :]
         place, chains, issued = self._states[index]

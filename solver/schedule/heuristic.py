@@ -1,17 +1,16 @@
 """Good assignments fast: optima of the class relaxation placed by patterns, then local search on the evaluator."""
 
-import random
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 
+from solver.schedule.descent import descend
 from solver.schedule.evaluate import Evaluator
 from solver.schedule.patterns import placements, with_values
 from solver.schedule.problem import Assignment, Evaluation, Problem
 from solver.schedule.relaxation import Relaxation, references
 
 MAX_CUTTING_ROUNDS = 12
-NEAR = (1, -1, 2, -2)
-"""Distances at which local search moves and trades values."""
+MAX_STARTS = 2
+"""Assignments beside the best from which local search starts."""
 
 
 class Heuristic:
@@ -21,7 +20,6 @@ class Heuristic:
         self,
         problem: Problem,
         *,
-        seed: int = 0,
         like: "Heuristic | None" = None,
         fixed: Mapping[int, int] | None = None,
     ) -> None:
@@ -29,13 +27,11 @@ class Heuristic:
 
         Args:
             problem: what is solved.
-            seed: of the order of local search.
             like: of a problem that differs in budget, deadline and aim alone; its rows are taken over.
             fixed: decisions that are taken.
         """
         self._problem = problem
         self._evaluator: Evaluator = like._evaluator if like else Evaluator(problem)
-        self._random = random.Random(seed)
         self._relaxation: Relaxation | None = like.relaxation.of(problem) if like else None
         self._fixed = fixed or {}
         self._seen: dict[Assignment, Evaluation] = {}
@@ -106,17 +102,27 @@ class Heuristic:
                 return
 
     def improve(self, *, max_evaluations: int) -> None:
-        """Change, move and trade values while that helps; a deterministic shuffle decides the order."""
+        """Local search from the best, and from what would be better but keeps no budget or deadline."""
         limit = self.num_evaluations + max_evaluations
-        improved = True
-        while improved:
-            improved = False
-            moves = [move for move in self._moves(self.best) if not self._fixed.keys() & move.keys()]
-            self._random.shuffle(moves)
-            for move in moves:
-                if self.num_evaluations >= limit:
-                    return
-                improved = self._consider(with_values(self.best, move)) or improved
+
+        def evaluate(assignment: Assignment) -> Evaluation | None:
+            if assignment not in self._seen and self.num_evaluations >= limit:
+                return None
+            return self.offer(assignment)
+
+        for start in self._starts():
+            descend(self._problem, start, evaluate, self._fixed.keys())
+
+    def _starts(self) -> list[Assignment]:
+        """The nearest of those that keep no limit but would be better, and the best."""
+        better = {
+            self._key(evaluation): assignment
+            for assignment, evaluation in self._seen.items()
+            if not self._problem.is_feasible(evaluation)
+            and (self._problem.value(evaluation) < self.value or not self.feasible)
+        }
+        nearest = [better[key] for key in sorted(better)[:MAX_STARTS]]
+        return [*nearest, self.best] if self.feasible else nearest
 
     def _consider(self, assignment: Assignment) -> bool:
         """Evaluate an assignment and keep it if it is better; returns whether it was."""
@@ -133,37 +139,3 @@ class Heuristic:
     def _key(self, evaluation: Evaluation) -> tuple[tuple[int, int], int, int, int]:
         violation = self._problem.violation(evaluation)
         return violation, self._problem.value(evaluation), evaluation.makespan, evaluation.needed
-
-    def _moves(self, assignment: Assignment) -> Iterator[dict[int, int]]:
-        for decision, size in enumerate(self._problem.num_values):
-            for value in range(size):
-                if value != assignment[decision]:
-                    yield {decision: value}
-        families = [family.decisions for family in self._problem.families if len(family.decisions) > 1]
-        for members, distance in product(families, NEAR):
-            if distance > 0:
-                yield from self._exchanges(members, distance, assignment)
-        for first, second in product(families, families):
-            if first is not second:
-                yield from self._trades(first, second, assignment)
-
-    def _exchanges(
-        self, members: tuple[int, ...], distance: int, assignment: Assignment
-    ) -> Iterator[dict[int, int]]:
-        """Two members near each other, with as many values, exchange theirs."""
-        sizes = self._problem.num_values
-        for one, other in zip(members, members[distance:], strict=False):
-            if assignment[one] != assignment[other] and sizes[one] == sizes[other]:
-                yield {one: assignment[other], other: assignment[one]}
-
-    def _trades(
-        self, first: tuple[int, ...], second: tuple[int, ...], assignment: Assignment
-    ) -> Iterator[dict[int, int]]:
-        """A member of one family returns to its default while one near it in another family leaves its own."""
-        for position, decision in enumerate(first):
-            if not assignment[decision]:
-                continue
-            for offset in (0, *NEAR):
-                place = position + offset
-                if 0 <= place < len(second) and not assignment[second[place]]:
-                    yield {decision: 0, second[place]: 1}

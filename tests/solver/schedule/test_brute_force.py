@@ -45,7 +45,7 @@ def test_least_memory_equals_brute_force(seed: int) -> None:
     problem = replace(problem, deadline=deadline)
     fitting = [one.needed for one in evaluations if problem.is_feasible(one)]
     result = prove(problem, (0,) * problem.num_decisions, Limits(deterministic_time=20))
-    heuristic = Heuristic(problem, seed=seed)
+    heuristic = Heuristic(problem)
     heuristic.guide(gap=0.0)
     if not fitting:
         assert result.status == "infeasible"
@@ -75,7 +75,7 @@ def test_relaxation_bounds_and_heuristic_keeps_the_budget(block: int) -> None:
     """Bounds of the class relaxation, with all the rows that the heuristic learns, against brute force."""
     for seed in range(3000 + 40 * block, 3000 + 40 * (block + 1)):
         problem = random_problem(seed)
-        heuristic = Heuristic(problem, seed=seed)
+        heuristic = Heuristic(problem)
         heuristic.guide(gap=0.0)
         heuristic.improve(max_evaluations=60)
         evaluations = [reference(problem, assignment) for assignment in assignments(problem)]
