@@ -102,6 +102,8 @@ class _Search:
     best: OpenCandidate | None = None
     assignment: Assignment | None = None
     incumbent: int | None = None
+    polished: Assignment | None = None
+    """The best plan's decisions, where local search started from them."""
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
@@ -227,11 +229,27 @@ class _Search:
             self._offer(node.item())
         elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent, node):
             return
+        elif self._polish():
+            self._push(node)
+            return
+        elif node.stage == 2:
+            self._report(f"bounding {node.region.label}")
+            self._sharpen(node)
         else:
             self._report(f"proving {node.region.label}")
             self._prove(node)
         node.stage += 1
         self._push(node)
+
+    def _polish(self) -> bool:
+        """Whether local search from the best plan is new; it costs less than a proof, and may spare it."""
+        if self.best is None or self.assignment == self.polished:
+            return False
+        self._report(f"improving {self.best.candidate.label}")
+        self.best.heuristic.improve(max_evaluations=LOCAL_EVALUATIONS)
+        self._offer(self.best)
+        self.polished = self.assignment
+        return True
 
     def _is_promising(self, node: Node) -> bool:
         """Whether its settings should be looked at now: no bound is lower, no known plan is nearly as good."""
@@ -258,15 +276,27 @@ class _Search:
 
     def _relax(self, node: Node) -> None:
         """The class relaxation, and its optimum under the settings."""
-        item, target = node.item(), self._target()
+        item = node.item()
         self._count(item)
-        enough = None if target is None else target - item.value(0)
-        item.heuristic.guide(gap=self.request.search.gap / 4, enough=enough)
+        item.heuristic.guide(gap=self.request.search.gap / 4, enough=self._enough(item))
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
         may_win = self.incumbent is None or item.value(item.heuristic.value) < self.incumbent
         if not node.is_empty and self._is_open(node) and may_win:
             self._try(node, item.heuristic.best)
+
+    def _enough(self, item: OpenCandidate) -> int | None:
+        """A problem with a bound above this is out."""
+        target = self._target()
+        return None if target is None else target - item.value(0)
+
+    def _sharpen(self, node: Node) -> None:
+        """Longest paths, before the whole problem goes to CP-SAT."""
+        item = node.item()
+        item.heuristic.sharpen(gap=self.request.search.gap / 4, enough=self._enough(item))
+        self._learn(node, item.heuristic.lower_bound)
+        node.is_empty = item.heuristic.is_infeasible
+        self._offer(item)
 
     def _prove(self, node: Node) -> None:
         limits, item = self.request.search, node.item()
@@ -277,7 +307,7 @@ class _Search:
             item.heuristic.best,
             Limits(
                 deterministic_time=max(
-                    0.01, min(limits.deterministic_time - self.spent, FIRST_EFFORT * 2.0 ** (node.stage - 2))
+                    0.01, min(limits.deterministic_time - self.spent, FIRST_EFFORT * 2.0 ** (node.stage - 3))
                 ),
                 relative_gap=limits.gap / 2,
                 wall_clock_s=max(0.1, limits.wall_clock_s - (monotonic() - self.started)),

@@ -101,6 +101,12 @@ class Heuristic:
             if not self.relaxation.learn(nearest):
                 return
 
+    def sharpen(self, *, gap: float, enough: int | None = None) -> None:
+        """Learn longest paths too, which bound more but tell decisions of a class apart; otherwise like `guide`."""
+        self.relaxation.follows_paths = True
+        self.relaxation.learn(self.best)
+        self.guide(gap=gap, enough=enough)
+
     def improve(self, *, max_evaluations: int) -> None:
         """Local search from the best, and from what would be better but keeps no budget or deadline."""
         limit = self.num_evaluations + max_evaluations

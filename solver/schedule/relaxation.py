@@ -41,6 +41,8 @@ class Relaxation:
         self._times = [TimeRows(one, problem.final_chain, problem.num_chains) for one in problem.rounds]
         self._pool_rows: list[dict[Row, None]] = [{} for _ in range(problem.num_pools)]
         self._time_rows: list[dict[Row, None]] = [{} for _ in problem.rounds]
+        self.follows_paths = False
+        """Longest paths are among the rows that are learned."""
         for assignment in references(problem):
             self.learn(assignment)
 
@@ -51,6 +53,8 @@ class Relaxation:
             rows[self._memory.worst(pool, assignment)] = None
         for rows, times in zip(self._time_rows, self._times, strict=True):
             rows.update(dict.fromkeys(times.best(assignment)))
+            if self.follows_paths:
+                rows[times.longest_path(assignment)] = None
         return self._num_rows > before
 
     @property

@@ -8,11 +8,13 @@ counted by one of them; where one must, additions are counted by one and subtrac
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 
 from solver.schedule.bounds import StaticBounds
 from solver.schedule.evaluate import Evaluator, Pool
+from solver.schedule.paths import LongestPaths
 from solver.schedule.problem import ANY, Activity, Assignment, Barrier, Condition, Problem, Round, Stop, holds
 
 _NEVER = -(2**62)
@@ -100,6 +102,7 @@ class TimeRows:
     """
 
     def __init__(self, one: Round, final_chain: int, num_chains: int) -> None:
+        self._paths_of = partial(LongestPaths, one, final_chain, num_chains)
         starts = earliest_starts(one, num_chains)
         tails = least_tails(one, final_chain, num_chains)
         self._issues = [(step.when, step.issue) for step in one.steps if isinstance(step, Activity) and step.issue]
@@ -123,6 +126,15 @@ class TimeRows:
             amounts[when] += issue
         if amounts:
             yield Row.of(0, amounts)
+
+    @cached_property
+    def _paths(self) -> LongestPaths:
+        """Worked out when first asked for."""
+        return self._paths_of()
+
+    def longest_path(self, assignment: Assignment) -> Row:
+        """The row that is highest at an assignment of those along several chains."""
+        return Row.of(0, self._paths.longest(assignment))
 
     def _best_window(self, members: Sequence["_Member"], assignment: Assignment) -> Row:
         """Window [i, j] with the highest start_i + durations + tail_j, in one pass."""
