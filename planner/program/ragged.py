@@ -100,7 +100,7 @@ def elements_on_fullest(layout: Layout, num_ranks: int) -> Mapping[str, int]:
         for entry in layout.entries
     }
     held = {0: 0}
-    """Of the ranks that a parameter begins or ends on, and of the first one between; those after it hold as much."""
+    """Of ranks that a parameter begins or ends on, and of the first one between; further ones hold as much."""
     for start, end in ends.values():
         for rank in sorted({start // shard, start // shard + 1, (end - 1) // shard}) if start < end else ():
             held[rank] = held.get(rank, 0) + _overlap(start, end, rank, shard)

@@ -206,6 +206,7 @@ class Opening:
         self._state = sharding.state(candidate)
         self.costs = sharding.costs
         self.optimizer_ns = self._state.optimizer_ns
+        self._floor_bytes: int | None = None
         self.inputs = step_inputs(
             parts,
             request.workload,
@@ -243,6 +244,8 @@ class Opening:
         knobs, _ = self._knobs(candidate)
         if not self._fits_on_host(knobs):
             return None
+        if self.aim is not Aim.MAKESPAN and self.deadline_ns is None:
+            return None if self.floor_bytes(candidate) > budget else self.optimizer_ns
         floor = floor_ns(self.inputs, knobs, self.costs, num_micro_batches(self._request), budget)
         return None if floor is None else floor + self.optimizer_ns
 
@@ -277,8 +280,11 @@ class Opening:
         return not memory.total_bytes or memory.total_bytes <= self.costs.host_budget_bytes
 
     def floor_bytes(self, candidate: Candidate) -> int:
-        """No plan of a global choice needs less device memory."""
-        return floor_bytes(self.inputs, self._knobs(candidate)[0], self.costs, num_micro_batches(self._request))
+        """No plan of a global choice needs less device memory, whatever the setting."""
+        if self._floor_bytes is None:
+            knobs, _ = self._knobs(candidate)
+            self._floor_bytes = floor_bytes(self.inputs, knobs, self.costs, num_micro_batches(self._request))
+        return self._floor_bytes
 
     def relaxed(self, candidate: Candidate, members: Sequence[Setting]) -> OpenCandidate:
         """See the note above."""

@@ -80,7 +80,7 @@ def _improves(problem: Problem, evaluation: Evaluation, base: Evaluation) -> boo
 def _singles(
     problem: Problem, assignment: Assignment, taken: Collection[int], number: int
 ) -> list[tuple[int, int]]:
-    """Decisions with other values; where there are many, each step looks at others of the same family and values."""
+    """Decisions with other values; of many, each step looks at others of the same family and values."""
     family = {decision: one.name for one in problem.families for decision in one.decisions}
     alike: dict[object, list[tuple[int, int]]] = defaultdict(list)
     for decision, size in enumerate(problem.num_values):

@@ -63,7 +63,7 @@ class Evaluator:
 
 
 class Presence:
-    """Which conditions hold; as it moves from one assignment to the next, those on changed decisions are looked at."""
+    """Which conditions hold; on the way to another assignment only those on changed decisions are looked at."""
 
     def __init__(self, conditions: Sequence[Condition], num_decisions: int) -> None:
         self._conditions = conditions

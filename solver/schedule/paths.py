@@ -1,10 +1,10 @@
 """Rows `makespan of a round >= length of a path`, for paths that are there under every assignment.
 
 A path follows a chain past everything on it, waits for an activity that no assignment leaves out, follows the
-issuer, or jumps from one such activity to another by a cut (`solver.schedule.cuts`), which counts the best of several
-ways between the two. Optional activities on the way add their duration where they are present; what only they
-join is no path. The longest path at an assignment goes from stream to stream as the schedule does, where a window
-of one chain cannot.
+issuer, or jumps from one such activity to another by a cut (`solver.schedule.cuts`), which counts the longer of
+several ways between the two. Optional activities on the way add their duration where they are present; what only
+they join is no path. The longest path at an assignment goes from stream to stream as the schedule does, where a
+window of one chain cannot.
 """
 
 from collections import defaultdict
