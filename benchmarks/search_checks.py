@@ -216,6 +216,7 @@ def region_differences(asked: Question, region: Region, outcomes: Outcomes, *, p
 def _bound_differences(where: str, item: OpenCandidate, values: Sequence[int]) -> Differences:
     heuristic = item.heuristic
     heuristic.guide(gap=0.0)
+    heuristic.sharpen(gap=0.0)
     if not values:
         return
     if heuristic.is_infeasible:

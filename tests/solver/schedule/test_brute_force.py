@@ -77,6 +77,7 @@ def test_relaxation_bounds_and_heuristic_keeps_the_budget(block: int) -> None:
         problem = random_problem(seed)
         heuristic = Heuristic(problem)
         heuristic.guide(gap=0.0)
+        heuristic.sharpen(gap=0.0)
         heuristic.improve(max_evaluations=60)
         evaluations = [reference(problem, assignment) for assignment in assignments(problem)]
         fitting = [one.makespan for one in evaluations if problem.budget is None or one.needed <= problem.budget]
