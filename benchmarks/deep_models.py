@@ -21,7 +21,7 @@ def deep_model(source: str, num_blocks: int, *, widths: Mapping[int, int] | None
         widths: sizes in parameter shapes to replace; activations stay as they are.
     """
     document: dict[str, Any] = json.loads((ROOT / "examples" / "models" / f"{source}.json").read_text())
-    shift = 0
+    last = shift = 0
     for field in ("modules", "calls"):
         items = document[field]
         places = [index for index, item in enumerate(items) if item["path"].startswith("model.layers.")]
@@ -32,7 +32,8 @@ def deep_model(source: str, num_blocks: int, *, widths: Mapping[int, int] | None
         document[field] = items[:first] + blocks + items[last + 1 :]
         shift = num_blocks - len(places)
     for tensor in document["shared"]:
-        tensor["last_call"] += shift
+        for field in {"last_call", "held_until"} & tensor.keys():
+            tensor[field] += shift if tensor[field] >= last else 0
     for parameters in document["parameter_sets"].values():
         for parameter in parameters:
             parameter["shape"] = [(widths or {}).get(size, size) for size in parameter["shape"]]
