@@ -21,8 +21,10 @@ from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
 from solver.schedule.tidy import tidy
 
-LOCAL_EVALUATIONS = 2_000
-"""Evaluations of the local search around the best of a region that stays in question."""
+LOCAL_EVALUATIONS = (400, 2_000)
+"""Least and most evaluations of a local search in a region that stays in question."""
+LOCAL_STEPS = 12_000_000
+"""Between these, as many as pass over so many steps of the problem."""
 EFFORT_PER_STEP = 2e-5
 """Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
 FIRST_EFFORT = 0.5
@@ -225,8 +227,7 @@ class _Search:
             return
         elif node.stage == 1:
             self._report(f"improving {node.region.label}")
-            node.item().heuristic.improve(max_evaluations=LOCAL_EVALUATIONS)
-            self._offer(node.item())
+            self._improve(node.item(), enough=int(node.lower_bound / (1 - limit.gap / 2)))
         elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent, node):
             return
         elif self._polish():
@@ -246,10 +247,18 @@ class _Search:
         if self.best is None or self.assignment == self.polished:
             return False
         self._report(f"improving {self.best.candidate.label}")
-        self.best.heuristic.improve(max_evaluations=LOCAL_EVALUATIONS)
-        self._offer(self.best)
+        self._improve(self.best)
         self.polished = self.assignment
         return True
+
+    def _improve(self, item: OpenCandidate, *, enough: int = 0) -> None:
+        """Local search, to a value that is good enough at the most."""
+        least, most = LOCAL_EVALUATIONS
+        num_steps = sum(len(one.steps) for one in item.problem.rounds)
+        item.heuristic.improve(
+            max_evaluations=min(most, max(least, LOCAL_STEPS // max(1, num_steps))), enough=enough - item.value(0)
+        )
+        self._offer(item)
 
     def _is_promising(self, node: Node) -> bool:
         """Whether its settings should be looked at now: no bound is lower, no known plan is nearly as good."""

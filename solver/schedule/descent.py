@@ -13,8 +13,6 @@ import numpy as np
 from solver.schedule.patterns import with_values
 from solver.schedule.problem import Assignment, Evaluation, Problem
 
-MAX_CHANGES = 400
-"""Single changes that are looked at in one step; of more, evenly many of each kind."""
 MAX_PAIRS = 200
 """Pairs that are evaluated in one step."""
 Evaluate = Callable[[Assignment], Evaluation | None]
@@ -29,19 +27,22 @@ class Change(NamedTuple):
     evaluation: Evaluation
 
 
-def descend(problem: Problem, start: Assignment, evaluate: Evaluate, taken: Collection[int] = ()) -> None:
+def descend(
+    problem: Problem, start: Assignment, evaluate: Evaluate, *, max_changes: int, taken: Collection[int] = ()
+) -> None:
     """Step by step, as long as that helps; whoever evaluates keeps the best.
 
     Args:
         problem: what is solved.
         start: any assignment.
         evaluate: of an assignment.
+        max_changes: single changes that are looked at in one step; of more, evenly many of each kind.
         taken: decisions that are not changed.
     """
     assignment: Assignment | None = start
     number = 0
     while assignment is not None:
-        assignment = _step(problem, assignment, evaluate, _singles(problem, assignment, taken, number))
+        assignment = _step(problem, assignment, evaluate, _singles(problem, assignment, taken, max_changes, number))
         number += 1
 
 
@@ -78,7 +79,7 @@ def _improves(problem: Problem, evaluation: Evaluation, base: Evaluation) -> boo
 
 
 def _singles(
-    problem: Problem, assignment: Assignment, taken: Collection[int], number: int
+    problem: Problem, assignment: Assignment, taken: Collection[int], max_changes: int, number: int
 ) -> list[tuple[int, int]]:
     """Decisions with other values; of many, each step looks at others of the same family and values."""
     family = {decision: one.name for one in problem.families for decision in one.decisions}
@@ -87,7 +88,7 @@ def _singles(
         for value in () if decision in taken else range(size):
             if value != assignment[decision]:
                 alike[family.get(decision), assignment[decision], value].append((decision, value))
-    every = -(-sum(map(len, alike.values())) // MAX_CHANGES) or 1
+    every = -(-sum(map(len, alike.values())) // max_changes) or 1
     return sorted(
         single for singles in alike.values() for single in singles[number % min(every, len(singles)) :: every]
     )

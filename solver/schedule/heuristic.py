@@ -9,6 +9,9 @@ from solver.schedule.problem import Assignment, Evaluation, Problem
 from solver.schedule.relaxation import Relaxation, references
 
 MAX_CUTTING_ROUNDS = 12
+MIN_CHANGES = 80
+"""A step of local search looks at so many single changes, or more where more evaluations are allowed."""
+EVALUATIONS_PER_CHANGE = 5
 MAX_STARTS = 2
 """Assignments beside the best from which local search starts."""
 
@@ -107,17 +110,24 @@ class Heuristic:
         self.relaxation.learn(self.best)
         self.guide(gap=gap, enough=enough)
 
-    def improve(self, *, max_evaluations: int) -> None:
-        """Local search from the best, and from what would be better but keeps no budget or deadline."""
+    def improve(self, *, max_evaluations: int, enough: int = -1) -> None:
+        """Local search from the best, and from what would be better but keeps no budget or deadline.
+
+        Args:
+            max_evaluations: of assignments that were not seen before.
+            enough: a value that needs no improvement.
+        """
         limit = self.num_evaluations + max_evaluations
 
         def evaluate(assignment: Assignment) -> Evaluation | None:
-            if assignment not in self._seen and self.num_evaluations >= limit:
+            is_enough = self.feasible and self.value <= enough
+            if is_enough or (assignment not in self._seen and self.num_evaluations >= limit):
                 return None
             return self.offer(assignment)
 
+        max_changes = max(MIN_CHANGES, max_evaluations // EVALUATIONS_PER_CHANGE)
         for start in self._starts():
-            descend(self._problem, start, evaluate, self._fixed.keys())
+            descend(self._problem, start, evaluate, max_changes=max_changes, taken=self._fixed.keys())
 
     def _starts(self) -> list[Assignment]:
         """The nearest of those that keep no limit but would be better, and the best."""

@@ -29,7 +29,7 @@ def found(one: Problem, start: Assignment, *, taken: tuple[int, ...] = ()) -> Ev
         assert all(assignment[decision] == start[decision] for decision in taken)
         return seen[-1]
 
-    descend(one, start, evaluate, taken)
+    descend(one, start, evaluate, max_changes=100, taken=taken)
     return min(filter(one.is_feasible, seen), key=one.value)
 
 
