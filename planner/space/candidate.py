@@ -56,12 +56,30 @@ class Setting:
 
 
 class Offload(StrEnum):
-    """Units whose shards, gradients and optimizer state are in host memory."""
+    """Units whose shards, gradients and optimizer state are in host memory, the root only where all are."""
 
     NONE = "none"
+    EIGHTH = "eighth"
+    """Every eighth one."""
+    QUARTER = "quarter"
     HALF = "half"
-    """Every second one, the root not among them."""
+    THREE_QUARTERS = "three_quarters"
+    """All but every fourth one."""
     ALL = "all"
+
+    def has(self, unit: int) -> bool:
+        """Whether a unit is among them."""
+        match self:
+            case Offload.NONE:
+                return False
+            case Offload.THREE_QUARTERS:
+                return unit % 4 > 0
+            case _:
+                every = _EVERY[self]
+                return unit % every == every - 1
+
+
+_EVERY = {Offload.EIGHTH: 8, Offload.QUARTER: 4, Offload.HALF: 2, Offload.ALL: 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +133,7 @@ class Candidate:
     @property
     def on_host(self) -> tuple[bool, ...]:
         """Per unit, whether it is offloaded."""
-        units = range(len(self.partition.units))
-        every = {Offload.NONE: 0, Offload.HALF: 2, Offload.ALL: 1}[self.offload]
-        return tuple(bool(every) and unit % every == every - 1 for unit in units)
+        return tuple(map(self.offload.has, range(len(self.partition.units))))
 
     @property
     def offloaded_blocks(self) -> frozenset[str]:
@@ -150,7 +166,7 @@ def possible_micro_batches(request: PlanRequest) -> tuple[int, ...]:
 def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True) -> Iterator[Candidate]:
     """Every mesh, grouping and accumulation, as the client's features and the fixed choices allow.
 
-    Each stands for its `settings` too.
+    Each stands for its `settings` too. Of those that offload the ones that free most come first.
 
     Args:
         request: what to plan.
@@ -176,10 +192,14 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
     owners = MuonOwners(request)
     beside = {mesh: None if offloads else mesh_beside(request, mesh) for mesh in meshes}
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
-    on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads]
+    on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads][
+        ::-1
+    ]
     for (units, blocks), training, mesh, group in product(on_host, trainings, meshes, groups):
         if blocks and group.partition.blocks:
             continue  # halves would each wait for copies of their own
+        if not _is_first_of_its_kind((units, blocks), on_host, len(group.partition.units)):
+            continue
         apart = large.get(id(group), frozenset())
         choices = [
             other
@@ -212,6 +232,18 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
                 yield replace(candidate, label=_label(candidate, group.label, trainings))
     if not found and (layouts.refusal or refusal):
         raise InconsistentRequest(layouts.refusal or refusal)
+
+
+def _is_first_of_its_kind(pair: tuple[Offload, int], pairs: Sequence[tuple[Offload, int]], num_units: int) -> bool:
+    """Whether none before puts the same units and activations on the host; with few units some do."""
+
+    def sides(units: Offload) -> list[bool]:
+        return [units.has(unit) for unit in range(num_units)]
+
+    own = sides(pair[0])
+    if pair[0] is not Offload.NONE and not any(own):
+        return False
+    return all(sides(units) != own for units, blocks in pairs[: pairs.index(pair)] if blocks == pair[1])
 
 
 def _trainings(request: PlanRequest) -> Iterator[Training]:
@@ -265,7 +297,9 @@ def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -
         _CUTS[candidate.cut],
         _SYNCS[candidate.gradient_sync],
         "kept between micro-batches" if candidate.keeps_gathered else "",
-        "" if candidate.offload is Offload.NONE else f"{candidate.offload.value} of the units in host memory",
+        ""
+        if candidate.offload is Offload.NONE
+        else f"{_OFFLOADED_UNITS[candidate.offload]} of the units in host memory",
         _OFFLOADED[candidate.activation_offload],
     ]
     return ", ".join(part for part in parts if part)
@@ -275,6 +309,13 @@ def _mesh_words(mesh: MeshPlan) -> str:
     return f"{mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else str(mesh.shard)
 
 
+_OFFLOADED_UNITS = {
+    Offload.EIGHTH: "an eighth",
+    Offload.QUARTER: "a quarter",
+    Offload.HALF: "half",
+    Offload.THREE_QUARTERS: "three quarters",
+    Offload.ALL: "all",
+}
 _OFFLOADED = {
     0: "",
     1: "activations of all blocks in host memory",
