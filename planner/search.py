@@ -219,8 +219,13 @@ class _Search:
             self._report(f"looking at {node.region.label}")
             self._relax(node)
             if self._is_promising(node):
-                self._dive(node)
-                return
+                self._polish()
+                if not self._is_near(self.incumbent, node):
+                    self._dive(node)
+                    return
+        elif node.is_relaxed and self._polish():
+            self._push(node)
+            return
         elif node.is_relaxed:
             for child in self._split(node):
                 self._push(child)
@@ -243,11 +248,11 @@ class _Search:
         self._push(node)
 
     def _polish(self) -> bool:
-        """Whether local search from the best plan is new; it costs less than a proof, and may spare it."""
+        """Whether local search from the best plan is new: it costs less than further bounds, and may spare them."""
         if self.best is None or self.assignment == self.polished:
             return False
         self._report(f"improving {self.best.candidate.label}")
-        self._improve(self.best)
+        self._improve(self.best, enough=int(self._bound() / (1 - self.request.search.gap / 2)))
         self.polished = self.assignment
         return True
 
