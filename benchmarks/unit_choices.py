@@ -3,7 +3,7 @@
 Small random requests are narrowed until a few plans are left. Of each, every combination of forward depths (0 to
 2) of its units, every combination of backward depths (0, 2), and every set of units in host memory is predicted,
 within budgets between the least and the most that any needs. Compared are the best of what the search has (one
-depth for all units; no unit, every second or all on the host) and the best of all. Run from the repository:
+depth for all units; every n-th unit on the host) and the best of all. Run from the repository:
 `python -m benchmarks.unit_choices`.
 """
 
@@ -19,7 +19,7 @@ from benchmarks.search_choices import narrowed
 from benchmarks.search_requests import random_request
 from planner.program.units import ROOT, Partition
 from planner.schema import Decisions, PlanRequest, ShardwrightError, StateTier
-from planner.space.candidate import BACKWARD_DEPTHS, FORWARD_DEPTHS, Candidate
+from planner.space.candidate import BACKWARD_DEPTHS, FORWARD_DEPTHS, Candidate, Offload
 from planner.space.knobs import prefetch_targets
 from planner.space.opened import OpenCandidate
 
@@ -60,7 +60,7 @@ def variants(kind: str, decisions: Decisions, candidate: Candidate) -> Iterator[
 
 
 def _host_patterns(num_units: int) -> list[list[bool]]:
-    return [[False] * num_units, [unit % 2 == 1 for unit in range(num_units)], [True] * num_units]
+    return [list(map(share.has, range(num_units))) for share in Offload]
 
 
 def _lists(parts: Partition, depth: int, *, ahead: bool) -> list[tuple[str, ...]]:
@@ -112,7 +112,7 @@ def losses(known: Sequence[Costed]) -> Iterator[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=30)
+    parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
     found: dict[str, list[float]] = {"forward": [], "backward": [], "host": []}
