@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +21,9 @@ from runtime_client.describe.ops import UNBOOKED, facts_of, tensors_in
 from runtime_client.dryrun import recording_device
 from runtime_client.dryrun.recording_device import DeviceLog, Stream
 from runtime_client.fingerprint import unwrapped_name
+from runtime_client.ragged import private
+from runtime_client.ragged.gather import GatheredInPlace
+from runtime_client.ragged.gradient import PlannedGradient
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +109,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._enter(args[0])
             case "profiler::_record_function_exit":
                 self._scopes.pop()
-            case name if name in _KINDS:
+            case name if name in _KINDS and not _copies_nothing(func, args):
                 kind = _KINDS[name]
                 size = _size_bytes(kind, args, kwargs or {})
                 self._observe(kind, self._scopes[-1][1], size_bytes=size)
@@ -238,6 +242,11 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return isinstance(touching, Issued)
 
 
+def _copies_nothing(func: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Of a gather in place there is nothing to copy out."""
+    return func is private.COPY_OUT and isinstance(args[0], GatheredInPlace)
+
+
 def _crossing(args: tuple[Any, ...], result: Any) -> _Crossing | None:  # noqa: ANN401 - tensors of any nesting
     read, written = _on_device(args), _on_device([result])
     if True not in read | written:
@@ -248,7 +257,13 @@ def _crossing(args: tuple[Any, ...], result: Any) -> _Crossing | None:  # noqa: 
 
 
 def _written_bytes(result: Any) -> int:  # noqa: ANN401 - tensors of any nesting
-    return sum(tensor.nbytes for tensor in tensors_in([result]))
+    return sum(map(_held_bytes, tensors_in([result])))
+
+
+def _held_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor; of the gradient of a ragged buffer those of its parts, which leave out the gaps."""
+    parts = tensor.parts.values() if isinstance(tensor, PlannedGradient) else (tensor,)
+    return sum(part.nbytes for part in parts)
 
 
 def _on_device(values: Sequence[Any]) -> set[bool]:
