@@ -10,7 +10,7 @@ from planner.layout.atoms import table_names
 from planner.layout.planned import LayoutOptions
 from planner.layout.units import UnitPlanner
 from planner.program.parts import expanded
-from planner.program.units import partition
+from planner.program.units import Partition, partition
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
@@ -80,6 +80,8 @@ class Configuration:
     """Units in host memory: none, second (every second one), all, the root among them."""
     ragged: str = "none"
     """Units with ragged layouts: none, second (every second one), all, the root among them."""
+    alias: bool = False
+    """Gather units with one layout and a backward in place."""
     shard_dims: bool = False
     """Shard matrices on their second dimension where that is possible."""
     reduce_buffers: int = 1
@@ -138,12 +140,21 @@ class Configuration:
         """What is applied and predicted; `model` says what there is to shard and to keep."""
         param_dtype, reduce_dtype, output_dtype = PRECISIONS[self.precision]
         units = tuple(self._placed((*self._units(), self._root())))
-        layouts = self._layouts(model, units)
+        modules = [unit.modules for unit in units if unit.modules != ("",)]
+        parts = partition(expanded(model, modules, ()).model, modules)
+        layouts = self._layouts(model, parts, units)
+        in_place = {parts.units[number].modules for number in parts.with_backward if self.alias}
         return Decisions(
             mesh=MeshPlan(replicate=self.mesh[0], shard=self.mesh[1]),
             units=tuple(
-                unit.model_copy(update={"layouts": tuple(layout.name for layout in layouts.get(unit.modules, ()))})
+                unit.model_copy(
+                    update={
+                        "layouts": tuple(layout.name for layout in own),
+                        "alias_gathers": len(own) == 1 and unit.modules in in_place,
+                    }
+                )
                 for unit in units
+                for own in (layouts.get(unit.modules, ()),)
             ),
             layouts=tuple(layout for unit in units for layout in layouts.get(unit.modules, ())),
             activations=tuple(self._activations(model)),
@@ -163,12 +174,10 @@ class Configuration:
         )
 
     def _layouts(
-        self, model: ModelDescription, units: tuple[UnitPlan, ...]
+        self, model: ModelDescription, parts: Partition, units: tuple[UnitPlan, ...]
     ) -> dict[tuple[str, ...], tuple[Layout, ...]]:
         """Buffers by the modules of their unit; a unit on one rank has none."""
         every = {"none": 0, "second": 2, "all": 1}[self.ragged]
-        modules = [unit.modules for unit in units if unit.modules != ("",)]
-        parts = partition(expanded(model, modules, ()).model, modules)
         meshes = {unit.modules: unit.mesh or MeshPlan(shard=self.mesh[1]) for unit in units}
         found = {}
         for number, unit in enumerate(parts.units):

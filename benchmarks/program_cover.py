@@ -174,8 +174,9 @@ def configurations(num_drawn: int = NUM_DRAWN) -> list[Configuration]:
     """Every model as it is, every knob alone on Llama, the pairwise cover, drawn ones, some with ragged layouts."""
     single = [Configuration(model=model) for model in MODELS]
     ragged = [
-        replace(one, ragged="second" if index % 3 else "all", shard_dims=False)
+        replace(one, ragged="second" if index % 3 else "all", alias=alias, shard_dims=False)
         for index, one in enumerate([*single, *drawn(NUM_RAGGED, seed=1)])
+        for alias in (False, True)
     ]
     single += [_alone(name, value) for name, values in KNOBS.items() for value in values]
     every = [*single, *pairwise_cover(KNOBS), *drawn(num_drawn), *ragged]

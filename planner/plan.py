@@ -148,6 +148,7 @@ def _requirements(decisions: Decisions, model: ModelDescription) -> Requirements
         ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,
         ClientFeature.RESHARD_INTEGER: any(_reshards_in_part(unit) for unit in decisions.units),
         ClientFeature.RAGGED_LAYOUT: bool(decisions.layouts),
+        ClientFeature.ALIAS_GATHERS: any(unit.alias_gathers for unit in decisions.units),
         ClientFeature.MUON_OWNERS: bool(decisions.owners),
         ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in decisions.units),
         ClientFeature.ACCUMULATION: runtime.gradient_sync is not GradientSync.EVERY_MICRO_BATCH

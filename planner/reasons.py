@@ -98,6 +98,9 @@ def _layout_notes(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
         f"{len(ragged)} units have ragged layouts, which pad {planned / num_elements - 1:.2%} where FSDP2's even "
         f"shards would pad {even / num_elements:.2%}"
     )
+    num_aliased = sum(unit.alias_gathers for unit in ragged)
+    if num_aliased:
+        yield f"{num_aliased} of them are gathered in place: nothing is copied out of a second buffer"
 
 
 def _owner_notes(request: PlanRequest, decisions: Decisions) -> Iterator[str]:

@@ -16,5 +16,6 @@ CLIENT_FEATURES = (
     ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP,
     ClientFeature.ACCUMULATION,
     ClientFeature.RAGGED_LAYOUT,
+    ClientFeature.ALIAS_GATHERS,
     ClientFeature.MUON_OWNERS,
 )

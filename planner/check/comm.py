@@ -6,6 +6,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Self
 
 from planner.check.costs import CommunicationCosts, StepCosts
+from planner.check.in_place import InPlaceBuffers
 from planner.check.machine import Link, Machine, Stream
 from planner.schema.decisions import Decisions, GradientSync
 from planner.schema.plan import MemoryCategory
@@ -38,6 +39,7 @@ class CommContext:
     """Shared state of the groups, and how many collectives a micro-batch issued."""
 
     machine: Machine
+    in_place: InPlaceBuffers
     costs: CommunicationCosts
     all_reduce_link: Link
     reduce_scatter_link: Link
@@ -66,6 +68,7 @@ class CommContext:
         is_separate = runtime.separate_reduce_scatter_group and costs.concurrent_collectives
         return cls(
             machine=machine,
+            in_place=InPlaceBuffers(machine),
             costs=costs,
             all_reduce_link=Link.SHARD if costs.all_reduce_shares_link else Link.REPLICATE,
             reduce_scatter_link=Link.REDUCE if is_separate else Link.SHARD,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from planner.check.comm import CommContext, HeldGather
+from planner.check.in_place import InPlaceBuffer
 from planner.check.machine import Link, Stream
 from planner.check.units import ShardedParameter, Unit
 from planner.schema.plan import MemoryCategory
@@ -48,6 +49,7 @@ class Gathering:
         """End of a partial resharding that no gather has waited for yet."""
         self._post_forward_bytes: dict[str, int] = {}
         self._gathered_bytes = unit.mesh.shard * unit.gather_input_bytes
+        self._in_place = InPlaceBuffer(size_bytes=self._gathered_bytes) if unit.plan.alias_gathers else None
 
     @property
     def is_whole(self) -> bool:
@@ -94,7 +96,10 @@ class Gathering:
         """Make the inputs of the all-gather, its output, and copy the one into the other."""
         comes_from_host = self._unit.is_on_host and self._state is ShardedState.SHARDED
         inputs_bytes = self._copies_from_host(stream) if comes_from_host else self._casts(stream)
-        self._machine.allocate(stream, _GATHER, self._gathered_bytes)
+        if self._in_place:
+            self._comm.in_place.gather_into(self._in_place, stream)
+        else:
+            self._machine.allocate(stream, _GATHER, self._gathered_bytes)
         self._machine.run(stream, self._comm.costs.copy_ns(share_bytes, share_bytes))
         self._machine.free(stream, _GATHER, inputs_bytes)
 
@@ -126,17 +131,25 @@ class Gathering:
             return
         gather, self._pending = self._pending, None
         held_before = self._comm.wait_for_deferred() if is_forward else None
-        copied_out_ns = self._copy_out(gather) if gather.ranks > 1 else self._copy_alone()
+        copied_out_ns = self._take_out(gather)
         self._drop_post_forward_shards()
         self._state, self.was_whole = ShardedState.UNSHARDED, True
         if held_before is not None:  # a local variable of FSDP2's method holds it until here
             self._machine.free(held_before.pool, _GATHER, held_before.size_bytes)
         if is_forward and gather.ranks > 1:
-            held = HeldGather(size_bytes=self._gathered_bytes, pool=gather.pool, copied_out_ns=copied_out_ns)
+            size_bytes = 0 if self._in_place else self._gathered_bytes
+            held = HeldGather(size_bytes=size_bytes, pool=gather.pool, copied_out_ns=copied_out_ns)
             self._comm.deferred = held
             return
         self._comm.wait_gather_streams(copied_out_ns)
         self._drop_output(gather)
+
+    def _take_out(self, gather: Gather) -> int:
+        """When the output of the all-gather has been copied; in place, what compute has been given by then."""
+        if self._in_place:
+            self._machine.wait(Stream.COMPUTE, gather.end_ns)
+            return self._machine.time_ns(Stream.COMPUTE)
+        return self._copy_out(gather) if gather.ranks > 1 else self._copy_alone()
 
     def _copy_out(self, gather: Gather) -> int:
         """Parameters that are sharded on another dimension than 0 pass through a second buffer."""
@@ -177,7 +190,7 @@ class Gathering:
         return self._unit.mesh.shard * parameter.gather_input_bytes
 
     def _drop_output(self, gather: Gather) -> None:
-        if gather.ranks > 1:
+        if gather.ranks > 1 and not self._in_place:
             self._machine.free(gather.pool, _GATHER, self._gathered_bytes)
 
     def reshard(self, *, after_forward: bool, held_bytes: int = 0) -> None:
@@ -192,7 +205,9 @@ class Gathering:
             self._reshard_in_part(self._ranks_after_forward or 1)
             self._machine.free(Stream.COMPUTE, _TRANSIENTS, held_bytes)
             return
-        if self.is_whole:
+        if self.is_whole and self._in_place:
+            self._comm.in_place.let_go(self._in_place)
+        elif self.is_whole:
             self._machine.free(Stream.COMPUTE, _UNSHARDED, self._gathered_bytes)
         self._state = ShardedState.SHARDED
 
@@ -203,10 +218,12 @@ class Gathering:
             whole = self._whole_bytes(parameter)
             machine.allocate(Stream.COMPUTE, _UNSHARDED, whole // ranks)
             machine.free(Stream.COMPUTE, _UNSHARDED, self._post_forward_bytes.get(parameter.name, 0))
-            machine.free(Stream.COMPUTE, _UNSHARDED, whole)
+            machine.free(Stream.COMPUTE, _UNSHARDED, 0 if self._in_place else whole)
             self._post_forward_bytes[parameter.name] = whole // ranks
         size_bytes = self._gathered_bytes // ranks
         self._resharded_ns = machine.run(Stream.COMPUTE, self._comm.costs.copy_ns(size_bytes, size_bytes))
+        if self._in_place:
+            self._comm.in_place.let_go(self._in_place)
         self._state = ShardedState.SHARDED_POST_FORWARD
 
     def _drop_post_forward_shards(self) -> None:

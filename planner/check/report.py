@@ -115,6 +115,7 @@ def _features(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
         or not all(unit.reshard_after_backward for unit in units),
         ClientFeature.ACTIVATION_OFFLOAD: ActivationPolicy.OFFLOAD in policies,
         ClientFeature.RAGGED_LAYOUT: bool(decisions.layouts),
+        ClientFeature.ALIAS_GATHERS: any(unit.alias_gathers for unit in units),
         ClientFeature.MUON_OWNERS: bool(decisions.owners),
         ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in units),
         ClientFeature.REDUCE_SCATTER_BUFFERS: runtime.reduce_scatter_max_input_buffers > 1,

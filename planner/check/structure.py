@@ -4,7 +4,7 @@ from planner.check.parts import planned_calls
 from planner.check.rules.activations import activation_problems
 from planner.check.rules.atoms import atom_problems
 from planner.check.rules.conditional import conditional_problems
-from planner.check.rules.layouts import layout_problems
+from planner.check.rules.layouts import alias_problems, layout_problems
 from planner.check.rules.owners import owner_problems
 from planner.check.rules.prefetch import prefetch_problems
 from planner.check.rules.request import not_modelled, size_problems
@@ -40,6 +40,7 @@ def structural_problems(request: PlanRequest, decisions: Decisions) -> list[str]
         problems += atom_problems(request, decisions)
         units = build_units(model, decisions, calls)
         problems += pass_problems(units)
+        problems += alias_problems(model, units, calls)
         problems += prefetch_problems(model, units, calls)
         problems += unused_problems(model, decisions, units, calls)
         problems += conditional_problems(request, decisions, units)

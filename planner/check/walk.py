@@ -68,6 +68,7 @@ class Walk:
 
     def forward(self) -> None:
         """Forward of the model, then the loss."""
+        self.comm.in_place.is_in_forward = True
         self._root.pre_forward()
         for index in self.calls.main:
             self.end_loans(index)
@@ -78,6 +79,7 @@ class Walk:
                 hooks.post_forward(self._held_at_return(index))
         self._let_go_of_offloaded()
         self._root.post_forward(self._held_at_return(self.calls.main[-1]), self._cast_output)
+        self.comm.in_place.end_forward()
         for index in self.calls.loss:
             self.end_loans(index)
             self.run_forward(index)

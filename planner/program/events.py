@@ -47,6 +47,8 @@ class OperationKind(StrEnum):
     COPY_IN = "all_gather_copy_in"
     ALL_GATHER = "all_gather"
     COPY_OUT = "all_gather_copy_out"
+    MARK = "mark"
+    """No work: the point that the stream has reached, which others wait for; launches nothing."""
     RESHARD = "reshard"
     """Copies of the part that this rank keeps after forward when it reshards to fewer ranks."""
     ACCUMULATE = "accumulate"

@@ -6,7 +6,12 @@ from dataclasses import replace
 from planner.program.choices import Choice
 from planner.program.known import KnownSizes
 from planner.program.parts import expanded
-from planner.program.ragged import layouts_of, piece_elements, require_sound_layouts
+from planner.program.ragged import (
+    layouts_of,
+    piece_elements,
+    require_sound_aliases,
+    require_sound_layouts,
+)
 from planner.program.refusals import (
     require_sound_meshes,
     require_sound_repetition,
@@ -159,6 +164,7 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
     require_sound_meshes(decisions)
     meshes = meshes_of(decisions, parts)
     require_sound_layouts(parts, [mesh.shard for mesh in meshes])
+    require_sound_aliases(parts, [mesh.shard for mesh in meshes], [plan.alias_gathers for plan in plans])
     resharding = [
         _resharding(plan.reshard_after_forward, unit, meshes[unit].shard) for unit, plan in enumerate(plans)
     ]
@@ -174,6 +180,7 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
             for unit, plan in enumerate(plans)
         ),
         on_host=tuple(plan.parameter_tier is StateTier.HOST for plan in plans),
+        aliased=tuple(plan.alias_gathers for plan in plans),
         activation=activation,
         checkpointed_blocks=blocks,
         forward_prefetch=Choice.fixed(_targets(plans, index, "forward_prefetch")),

@@ -130,11 +130,13 @@ def _normalised_once(operations: Sequence[OutlineOperation]) -> Outline:
       ordered by its stream alone.
     - The cast of the model's inputs, which FSDP2 issues before the root's copy-out, comes with what the compute
       stream does next after that.
+      Where the root is gathered in place, it waits for that gather.
     - The few kernels of a checkpointed backward that need nothing recomputed come after the recomputation.
     """
     order: list[_Run] = []
     cast: _Run | None = None
     run_up: _Run | None = None
+    gathers = _roots_in_place(operations)
     for index, operation in enumerate(operations):
         if cast is not None and operation.stream is cast.operation.stream and not _makes_root(operation):
             _append(order, cast)
@@ -143,7 +145,10 @@ def _normalised_once(operations: Sequence[OutlineOperation]) -> Outline:
             _append(order, run_up)
             run_up = None
         before = _last(order, operation.stream)
-        if before is not None and cast is None and _follows_cast(operation, before):
+        gather = gathers.get(operation.micro_batch, 0)
+        if index < gather and cast is None and _may_be_cast(operation):
+            cast = _Run(replace(operation, waits=(*operation.waits, gather)), [index])
+        elif before is not None and cast is None and _follows_cast(operation, before):
             cast = _passed(order, before, _Run(operation, [index]))
         elif before is not None and run_up is None and _follows_run_up(operation, before):
             run_up = _passed(order, before, _Run(operation, [index]))
@@ -191,13 +196,23 @@ def _passed(order: list[_Run], before: _Run, run: _Run) -> _Run:
 
 
 def _follows_cast(operation: OutlineOperation, before: _Run) -> bool:
-    cast = before.operation
-    return (
-        _makes_root(operation)
-        and cast.kind is OutlineKind.KERNELS
-        and cast.unit == ""
-        and cast.phase is Phase.FORWARD
-    )
+    return _makes_root(operation) and _may_be_cast(before.operation)
+
+
+def _may_be_cast(operation: OutlineOperation) -> bool:
+    return operation.kind is OutlineKind.KERNELS and operation.unit == "" and operation.phase is Phase.FORWARD
+
+
+def _roots_in_place(operations: Sequence[OutlineOperation]) -> dict[int, int]:
+    """By micro-batch, the gather of a root that nothing is copied out of."""
+    found: dict[int, int] = {}
+    for index, operation in enumerate(operations):
+        if operation.unit == "" and operation.phase is Phase.FORWARD:
+            if operation.kind is OutlineKind.ALL_GATHER:
+                found.setdefault(operation.micro_batch, index)
+            elif operation.kind is OutlineKind.COPY_OUT:
+                found.pop(operation.micro_batch, None)
+    return found
 
 
 def _makes_root(operation: OutlineOperation) -> bool:
@@ -258,11 +273,15 @@ def _entries_of(operations: Sequence[OutlineOperation]) -> Iterator[Entry]:
 
 @dataclass(slots=True)
 class _Drawing:
-    """Operations and entries of the micro-batches drawn so far; an event goes by the number of its operation."""
+    """Operations and entries of the micro-batches drawn so far.
+
+    An event goes by the number of its operation, those of marks go by negative numbers.
+    """
 
     units: tuple[str, ...]
     operations: list[OutlineOperation] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    num_marks: int = 0
 
     def micro_batch(self, number: int, program: Program) -> None:
         if self.operations:  # FSDP2: the gather streams follow the compute stream where the root's forward begins
@@ -275,7 +294,10 @@ class _Drawing:
                 case Operation():
                     for wait in event.waits:
                         self._wait(event.stream, numbers[wait])
-                    numbers[index] = self._issue(self._operation(number, event))
+                    if event.kind is OperationKind.MARK:
+                        numbers[index] = self._mark(event.stream)
+                    else:
+                        numbers[index] = self._issue(self._operation(number, event))
                 case Wait():
                     self._wait(event.stream, numbers[event.operation])
                 case _:
@@ -307,6 +329,11 @@ class _Drawing:
 
     def _wait(self, stream: Stream, operation: int) -> None:
         self.entries.append(Waited(stream=_STREAMS[stream], event=operation))
+
+    def _mark(self, stream: Stream) -> int:
+        self.num_marks += 1
+        self.entries.append(Recorded(stream=_STREAMS[stream], event=-self.num_marks))
+        return -self.num_marks
 
     def _issue(self, operation: OutlineOperation) -> int:
         number = len(self.operations)

@@ -82,6 +82,31 @@ def _require_sound(layout: Layout, owned: Mapping[str, Parameter], shard: int) -
         )
 
 
+def require_sound_aliases(parts: Partition, shards: Sequence[int], aliased: Sequence[bool]) -> None:
+    """Refuse to gather in place what has no buffer of its own, or nobody to let go of it.
+
+    Args:
+        parts: the units, with their layouts.
+        shards: shard degree of each unit.
+        aliased: whether each unit is to be gathered in place.
+
+    Raises:
+        InconsistentRequest: for the first that cannot be.
+    """
+    for unit, shard in enumerate(shards):
+        if aliased[unit] and not may_alias(parts, unit, shard):
+            raise InconsistentRequest(
+                f"decisions.units[..].alias_gathers of {parts.units[unit].name!r}: a unit is gathered in place "
+                "where it has one layout, on several ranks, and a backward, which lets go of what was gathered for "
+                "it; leave it out"
+            )
+
+
+def may_alias(parts: Partition, unit: int, shard: int) -> bool:
+    """Whether a unit, sharded over so many ranks, can be gathered in place."""
+    return shard > 1 and len(parts.layouts.get(unit, ())) == 1 and unit in parts.with_backward
+
+
 def piece_elements(parts: Partition, shards: Sequence[int]) -> dict[str, int]:
     """Elements that the fullest rank has of each parameter that lies in a layout; each buffer has its own."""
     found: dict[str, int] = {}

@@ -112,6 +112,8 @@ class Knobs:
     """Per unit; none at all means that every unit does."""
     on_host: tuple[bool, ...] = ()
     """Per unit: shards, their gradients and their optimizer state are in host memory. None at all: no unit."""
+    aliased: tuple[bool, ...] = ()
+    """Per unit: gathered in place. None at all: no unit."""
     checkpointed_blocks: frozenset[str] = frozenset()
     """Blocks that were replaced by their parts and are recomputed as a whole."""
     reduce_scatter_max_input_buffers: int = 1
@@ -141,6 +143,10 @@ class Knobs:
     def is_on_host(self, unit: int) -> bool:
         """Whether the unit is offloaded."""
         return self.on_host[unit] if self.on_host else False
+
+    def is_aliased(self, unit: int) -> bool:
+        """Whether the unit is gathered in place."""
+        return self.aliased[unit] if self.aliased else False
 
     @property
     def reduces(self) -> bool:

@@ -61,6 +61,8 @@ class UnitPlan(Part):
     layouts: tuple[Name, ...] = ()
     """Buffers of the unit, each named in `Decisions.layouts`: one per storage dtype, requires_grad and optimizer
     group. Empty means FSDP2's even sharding."""
+    alias_gathers: bool = False
+    """Gather the unit into its one buffer itself, of which its parameters are views, without a copy-out."""
     num_parameters: Count = 0
     """Elements gathered by this unit (for reading; the client does not use it)."""
 

@@ -23,6 +23,8 @@ class ClientFeature(StrEnum):
     CHECKPOINT_SELECTIVE = "checkpoint_selective"
     GROUPED_UNITS = "grouped_units"
     RAGGED_LAYOUT = "ragged_layout"
+    ALIAS_GATHERS = "alias_gathers"
+    """Units with one ragged layout, gathered in place."""
     MUON_OWNERS = "muon_owners"
     """Muon through owners of whole matrices (`runtime_client.optimizers.Muon`)."""
     OFFLOAD = "offload"

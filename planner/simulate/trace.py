@@ -12,7 +12,7 @@ that it is for: points between two operations of the compute stream are spread e
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.program.events import Stream
+from planner.program.events import OperationKind, Stream
 from planner.schema import MemoryCategory
 from planner.simulate.memory import MemoryPoint
 from planner.simulate.replay import Replay, Span
@@ -74,6 +74,8 @@ def _titles(name: str) -> Iterator[TraceEvent]:
 
 def _operations(run: Replay, offset_ns: int) -> Iterator[TraceEvent]:
     for span in run.spans:
+        if span.kind is OperationKind.MARK:
+            continue
         details = {"duration_ns": span.duration_ns, "issued_us": (offset_ns + span.issue_ns) / 1000}
         length_ns = span.end_ns - span.start_ns
         yield _slice(span.stream.value, _label(span), offset_ns + span.start_ns, length_ns, details)

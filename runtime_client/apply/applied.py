@@ -28,8 +28,6 @@ class AppliedPlan:
     decisions: Decisions
     activation_offload: ActivationOffload | None = None
     """Where the plan offloads activations, what does it."""
-    aliased_layouts: tuple[str, ...] = ()
-    """Names of the ragged buffers that are gathered in place."""
 
     @property
     def optimizer_options(self) -> dict[str, bool]:

@@ -26,7 +26,6 @@ def apply_plan(
     device_type: str | None = None,
     mesh: DeviceMesh | None = None,
     require_fingerprint: bool = True,
-    alias_gathers: bool = False,
 ) -> AppliedPlan:
     """Shard `model` in place as the plan says. Call it on every rank, before building the optimizer.
 
@@ -46,8 +45,6 @@ def apply_plan(
             Further meshes of units are made over all ranks.
         require_fingerprint: Refuse a model whose fingerprint is not the planned one. Switch it off only to try a
             plan on a model that differs in ways you know.
-        alias_gathers: Gather ragged units of one buffer in place: less memory in forward and no copy, for a place
-            in FSDP2's internals (`runtime_client.ragged.gather`).
 
     Raises:
         ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
@@ -63,7 +60,7 @@ def apply_plan(
         check_fingerprint(model, body.model_fingerprint)
     check_units(model, decisions)
     mesh = mesh or build_mesh(decisions.mesh, device_type or _accelerator())
-    return shard(model, decisions, mesh, alias_gathers=alias_gathers)
+    return shard(model, decisions, mesh)
 
 
 def _accelerator() -> str:

@@ -21,13 +21,11 @@ from runtime_client.apply.shard_dims import ShardPlacement, check_shard_dims, sh
 from runtime_client.apply.units import resolve_units
 from runtime_client.ragged.buffer import PlannedBuffer
 from runtime_client.ragged.checks import check_layouts
-from runtime_client.ragged.gather import alias_gathers as alias
+from runtime_client.ragged.gather import alias_gathers
 from runtime_client.ragged.shard import owners_of, shard_ragged
 
 
-def apply_decisions(
-    model: nn.Module, decisions: Decisions, mesh: DeviceMesh, *, alias_gathers: bool = False
-) -> AppliedPlan:
+def apply_decisions(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
     """Shard `model` in place over `mesh`, for decisions that do not come in a plan (dry runs, experiments).
 
     Nothing ties such decisions to a model: a trainer applies a plan with `apply_plan`, which also verifies its
@@ -37,7 +35,6 @@ def apply_decisions(
         model: A module that was not sharded before, on any device or on meta.
         decisions: What to do; its micro-batch numbers are only handed on.
         mesh: `(shard,)` or `(replicate, shard)`, dimensions named; further meshes of units are made over all ranks.
-        alias_gathers: Gather ragged units of one buffer in place (`runtime_client.ragged.gather`).
 
     Raises:
         ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
@@ -46,7 +43,7 @@ def apply_decisions(
     check_mesh(mesh, decisions)
     check_not_sharded(model)
     check_units(model, decisions)
-    return shard(model, decisions, mesh, alias_gathers=alias_gathers)
+    return shard(model, decisions, mesh)
 
 
 def check_units(model: nn.Module, decisions: Decisions) -> None:
@@ -60,14 +57,14 @@ def check_units(model: nn.Module, decisions: Decisions) -> None:
     check_prefetch(decisions)
 
 
-def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh, *, alias_gathers: bool = False) -> AppliedPlan:
+def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
     """Carry out checked decisions."""
     placement = shard_placement(model, decisions)
     meshes = build_meshes(decisions, mesh)
     offload = offload_activations(model, decisions, mesh.device_type)
     for activation in decisions.activations:
         checkpoint(model, activation)
-    ragged: list[tuple[nn.Module, list[PlannedBuffer]]] = []
+    aliased: list[tuple[nn.Module, PlannedBuffer]] = []
     owners = owners_of(model)
     for unit in decisions.units:
         modules = [find_module(model, path, where="decisions.units") for path in unit.modules]
@@ -75,17 +72,15 @@ def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh, *, alias_gat
         call = partial(_fully_shard, modules, unit, meshes[own_mesh], _mixed_precision(decisions, unit), placement)
         if unit.layouts:
             buffers = shard_ragged(modules, _layouts(unit, decisions), owners, own_mesh.shard, call)
-            ragged.append((modules[0], buffers))
+            aliased += [(modules[0], buffer) for buffer in buffers if unit.alias_gathers]
         else:
             call()
     if offload is not None:
         offload.watch_inputs(model)
     set_prefetch(model, decisions)
     _set_knobs(model, decisions)
-    aliased = alias(model, ragged) if alias_gathers else []
-    return AppliedPlan(
-        model=model, mesh=mesh, decisions=decisions, activation_offload=offload, aliased_layouts=tuple(aliased)
-    )
+    alias_gathers(model, aliased)
+    return AppliedPlan(model=model, mesh=mesh, decisions=decisions, activation_offload=offload)
 
 
 def _mixed_precision(decisions: Decisions, unit: UnitPlan) -> MixedPrecisionPolicy:

@@ -23,7 +23,7 @@ def check_layouts(units: "Sequence[Unit]", decisions: Decisions) -> None:
         UnsupportedTorch: this torch cannot hold ragged buffers.
         InvalidLayout, UnequalRanks: see each.
     """
-    if not decisions.layouts and not any(unit.plan.layouts for unit in units):
+    if not decisions.layouts and not any(unit.plan.layouts or unit.plan.alias_gathers for unit in units):
         return
     check_torch()
     layouts = _by_name(decisions)
@@ -40,9 +40,21 @@ def check_layouts(units: "Sequence[Unit]", decisions: Decisions) -> None:
             _check_layout(layouts[name], unit, decisions, covered)
         if unit.plan.layouts:
             _check_covered(unit, covered)
+        _check_alias(unit, decisions)
     unused = sorted(set(layouts) - set(used))
     if unused:
         raise InvalidLayout(f"decisions.layouts: no unit uses {', '.join(unused)}. Name them in units[..].layouts.")
+
+
+def _check_alias(unit: "Unit", decisions: Decisions) -> None:
+    if not unit.plan.alias_gathers:
+        return
+    num, ranks = len(unit.plan.layouts), decisions.mesh_of(unit.plan).shard
+    if num != 1 or ranks == 1:
+        raise InvalidLayout(
+            f"{unit.where}.alias_gathers: a unit is gathered in place where it has one layout on several ranks; "
+            f"this one has {num} on {ranks}. Leave alias_gathers out."
+        )
 
 
 def _by_name(decisions: Decisions) -> dict[str, Layout]:

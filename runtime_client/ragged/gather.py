@@ -1,6 +1,5 @@
 """All-gathers whose output is the gathered parameter itself, so that nothing is copied out of a second buffer."""
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import cast
@@ -62,44 +61,60 @@ class GatheredInPlace(torch.Tensor):
 
 
 class GatheredMemory:
-    """When the storages of the aliased buffers of a model are freed.
+    """When the storages of the aliased buffers of a model are freed; docs/model.md, "Gathers in place".
 
     FSDP2 frees a gathered parameter while the device may still read it, and relies on memory and readers being of
     one stream. An aliased buffer is allocated for the stream that gathers, so what is gathered next must wait for
     its last reader. In backward FSDP2 starts no gather before the unit before is done with, so waiting costs
-    nothing. In forward the buffer freed last stays for one more gather, and only the one before is waited for:
-    two buffers are alive, the next unit is gathered while one computes.
+    nothing, and memory is freed at once. While the root's forward runs, each gather frees what was let go of before
+    the gather before it: the next unit is gathered while one computes. That order is the host's alone, so it can be
+    predicted.
     """
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[AliasedAllGather, torch.Event]] = deque()
+        self._in_forward = False
+        self._older: list[_LetGo] = []
+        """Let go before the latest gather."""
+        self._recent: list[_LetGo] = []
+
+    def begin_forward(self, *_: object) -> None:
+        """The root's forward begins."""
+        self._in_forward = True
+
+    def end_forward(self, *_: object) -> None:
+        """The root's forward is over: nothing waits to be freed any more."""
+        self._in_forward = False
+        self._free_all()
 
     def release(self, gather: "AliasedAllGather") -> None:
         """The unit is done with its buffer, as far as the host has got."""
-        self._pending.append((gather, private.record_event(gather.buffer.group)))
-        if private.in_backward():
-            self.flush()
+        self._recent.append((gather, private.record_event(gather.buffer.group)))
+        if not self._in_forward:
+            self._free_all()
 
     def reserve(self, gather: "AliasedAllGather") -> None:
         """Make the later gathers safe, before `gather` gets its memory back."""
-        self._free_down_to(0 if private.in_backward() else 1)
-        for entry in [entry for entry in self._pending if entry[0] is gather]:
-            self._pending.remove(entry)
-            private.gathers_wait_for(gather.buffer.group, entry[1])
+        for let_go in (self._older, self._recent):
+            for entry in [entry for entry in let_go if entry[0] is gather]:
+                let_go.remove(entry)
+                private.gathers_wait_for(gather.buffer.group, entry[1])
+        _free(self._older)
+        self._older, self._recent = self._recent, []
 
-    def flush(self, *_: object) -> None:
-        """Free all that is not in use; called at the end of the root's forward too."""
-        self._free_down_to(0)
+    def _free_all(self) -> None:
+        _free(self._older)
+        _free(self._recent)
 
-    def _free_down_to(self, count: int) -> None:
-        while len(self._pending) > count:
-            gather, event = self._pending.popleft()
-            private.gathers_wait_for(gather.buffer.group, event)
-            gather.free()
+
+def _free(let_go: "list[_LetGo]") -> None:
+    for gather, event in let_go:
+        private.gathers_wait_for(gather.buffer.group, event)
+        gather.free()
+    let_go.clear()
 
 
 class AliasedAllGather(AllGather):
-    """Gathers into the storage of the unsharded buffer of a unit, once FSDP2 has made one."""
+    """Gathers into the storage of the unsharded buffer of a unit."""
 
     def __init__(self, buffer: PlannedBuffer, memory: GatheredMemory) -> None:
         self.buffer = buffer
@@ -107,13 +122,15 @@ class AliasedAllGather(AllGather):
         self.free: Callable[[], None] = private.free_by(buffer.fsdp_param, lambda: self._release())
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The output: the buffer itself, or new memory while there is none of that size and element type."""
-        unsharded = self.buffer.unsharded
-        if unsharded is None or unsharded.numel() != prod(size) or unsharded.dtype != dtype:
-            return torch.empty(*size, dtype=dtype, device=device)
+        """The output: the buffer itself, or new memory where it has another size or element type."""
         self._memory.reserve(self)
-        private.alloc_storage(unsharded)
-        return GatheredInPlace(unsharded.data)
+        gathered = private.gathered_output(
+            self.buffer.fsdp_param, lambda: torch.empty(*size, dtype=dtype, device=device)
+        )
+        if gathered.numel() != prod(size) or gathered.dtype != dtype:
+            return torch.empty(*size, dtype=dtype, device=device)
+        private.alloc_storage(gathered)
+        return GatheredInPlace(gathered)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -128,21 +145,21 @@ class AliasedAllGather(AllGather):
             self._memory.release(self)
 
 
-def alias_gathers(model: nn.Module, buffers: Sequence[tuple[nn.Module, Sequence[PlannedBuffer]]]) -> list[str]:
-    """Gather in place where a unit has one buffer; gathered shards of several lie in turns and are copied apart.
+_LetGo = tuple[AliasedAllGather, torch.Event]
+"""A buffer that its unit is done with, and when the device is."""
+
+
+def alias_gathers(model: nn.Module, units: Sequence[tuple[nn.Module, PlannedBuffer]]) -> None:
+    """Gather units of one buffer in place; gathered shards of several would lie in turns.
 
     Args:
-        model: The sharded root, whose forward ends a pass.
-        buffers: First module and buffers of each ragged unit.
-
-    Returns:
-        Names of the buffers that are gathered in place.
+        model: The sharded root, whose forward begins and ends a pass.
+        units: First module and buffer of each unit.
     """
+    if not units:
+        return
     memory = GatheredMemory()
-    aliased = []
-    for module, own in buffers:
-        if len(own) == 1:
-            cast(FSDPModule, module).set_custom_all_gather(AliasedAllGather(own[0], memory))
-            aliased.append(own[0].name)
-    model.register_forward_hook(memory.flush, always_call=True)
-    return aliased
+    for module, buffer in units:
+        cast(FSDPModule, module).set_custom_all_gather(AliasedAllGather(buffer, memory))
+    model.register_forward_pre_hook(memory.begin_forward)
+    model.register_forward_hook(memory.end_forward, always_call=True)

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param
-from torch.distributed.fsdp._fully_shard._fsdp_common import is_bw
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
@@ -145,6 +144,14 @@ def free_by(fsdp_param: Any, free: Callable[[], None]) -> Callable[[], None]:  #
     return original
 
 
+def gathered_output(fsdp_param: Any, make: Callable[[], Tensor]) -> Tensor:  # noqa: ANN401
+    """What holds the gathered parameter; made at first, as FSDP2 does before its first copy out of a gather."""
+    if not fsdp_param.all_gather_outputs:
+        fsdp_param.all_gather_outputs = [make()]
+    (output,) = fsdp_param.all_gather_outputs
+    return cast(Tensor, output)
+
+
 def alloc_storage(tensor: Tensor) -> None:
     """Give a tensor whose storage was freed its memory back, of the current stream."""
     _fsdp_param.alloc_storage(tensor)
@@ -160,11 +167,6 @@ def record_event(group: Any) -> torch.Event:  # noqa: ANN401
 def gathers_wait_for(group: Any, event: torch.Event) -> None:  # noqa: ANN401
     """Order all later copy-ins and all-gathers after an event."""
     group._wait_all_gather_streams_on_event(event)
-
-
-def in_backward() -> bool:
-    """Whether the autograd engine is running."""
-    return bool(is_bw())
 
 
 def post_accumulate_grad_hooks(parameter: nn.Parameter) -> Iterator[Callable[[nn.Parameter], None]]:

@@ -16,6 +16,7 @@ def with_layouts(
     except InconsistentRequest:
         return decisions
     owned = {unit.modules: unit.parameters for unit in parts.units}
+    running = {parts.units[number].modules for number in parts.with_backward}
     layouts: list[Layout] = []
     units = []
     for unit in decisions.units:
@@ -25,7 +26,12 @@ def with_layouts(
                 _layouts(unit.modules[0] or "root", owned[unit.modules], decisions.mesh_of(unit).shard, rng)
             )
         layouts += made
-        units.append(unit.model_copy(update={"layouts": tuple(layout.name for layout in made)}))
+        may_alias = len(made) == 1 and decisions.mesh_of(unit).shard > 1 and unit.modules in running
+        update = {
+            "layouts": tuple(layout.name for layout in made),
+            "alias_gathers": may_alias and rng.random() < chance,
+        }
+        units.append(unit.model_copy(update=update))
     placed = {entry.parameter for layout in layouts for entry in layout.entries}
     dims = tuple(item for item in decisions.shard_dims if item.parameter not in placed)
     return decisions.model_copy(update={"units": tuple(units), "layouts": tuple(layouts), "shard_dims": dims})
@@ -35,8 +41,11 @@ def _layouts(
     unit: str, parameters: Sequence[tuple[str, Parameter]], shard: int, rng: random.Random
 ) -> list[Layout]:
     kinds: dict[tuple[str, bool, int], list[tuple[str, Parameter]]] = {}
+    num = rng.choice((1, 2))
     for name, parameter in parameters:
-        kinds.setdefault((parameter.dtype, parameter.requires_grad, rng.randrange(2)), []).append((name, parameter))
+        kinds.setdefault((parameter.dtype, parameter.requires_grad, rng.randrange(num)), []).append(
+            (name, parameter)
+        )
     return [laid_out(f"{unit}.{number}", members, shard, rng) for number, members in enumerate(kinds.values())]
 
 

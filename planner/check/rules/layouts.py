@@ -1,10 +1,11 @@
 """Layouts: each ragged buffer holds the parameters of one unit, apart from each other, in shards of equal size."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from planner.check.units import module_owners, owner
+from planner.check.parts import PlannedCall
+from planner.check.units import Unit, module_owners, owner
 from planner.schema.decisions import Decisions, Layout
 from planner.schema.model import ModelDescription, Parameter
 
@@ -38,6 +39,20 @@ def layout_problems(model: ModelDescription, decisions: Decisions) -> Iterator[s
         ranks = decisions.mesh_of(unit).shard
         for name in unit.layouts:
             yield from _buffer_problems(layouts[name], parameters, ranks)
+
+
+def alias_problems(model: ModelDescription, units: Sequence[Unit], calls: Sequence[PlannedCall]) -> Iterator[str]:
+    """What is gathered in place is one buffer, comes from other ranks, and is let go of in a backward."""
+    for unit in units:
+        runs_backward = unit.is_root or any(
+            model.kinds[calls[run.last_call].kind].output_requires_grad for run in unit.passes
+        )
+        if unit.plan.alias_gathers and (len(unit.flats) != 1 or not unit.plan.layouts):
+            yield f"{unit.title} is gathered in place, and has no single layout"
+        elif unit.plan.alias_gathers and unit.mesh.shard == 1:
+            yield f"{unit.title} is gathered in place on one rank, where nothing is gathered"
+        elif unit.plan.alias_gathers and not runs_backward:
+            yield f"{unit.title} is gathered in place and has no backward: what is gathered there would stay"
 
 
 def _buffer_problems(layout: Layout, parameters: Mapping[str, Parameter], ranks: int) -> Iterator[str]:

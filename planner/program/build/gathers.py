@@ -1,6 +1,6 @@
 """Parameters of units: gathered, copied out, prefetched, resharded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -20,6 +20,15 @@ class _State(Enum):
     AFTER_FORWARD = auto()
     """As the unit's resharding after forward leaves it."""
     GATHERED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _LetGo:
+    """An aliased buffer that its unit is done with, once compute has passed a mark."""
+
+    unit: int
+    mark: int
+    when: Condition
 
 
 @dataclass(slots=True)
@@ -52,13 +61,29 @@ class Gathers:
         """How often each unit was copied out; names its gather's buffer, of which two may be alive."""
         self._deferred: tuple[int, str] | None = None
         self._scenarios: list[_Scenario] = []
+        self._in_root = False
+        """Within the root's forward, where aliased buffers wait to be freed."""
+        self._older: list[_LetGo] = []
+        """Aliased buffers that were let go of before the latest gather of such a buffer."""
+        self._recent: list[_LetGo] = []
+
+    def begin_root(self) -> None:
+        """The root's forward begins."""
+        self._in_root = True
+
+    def end_root(self) -> None:
+        """The root's forward is over: free all aliased buffers that wait for it."""
+        self._in_root = False
+        self._free_let_go(self._older)
+        self._free_let_go(self._recent)
 
     def allocate_found(self) -> None:
         """Units that the micro-batch before left gathered."""
         for unit, size in enumerate(self._sizes):
             if self.is_gathered(unit):
                 moment = "between micro-batches"
-                self._emitter.allocate(f"U{unit}", Stream.COMPUTE, _UNSHARDED, size.gathered, moment)
+                pool = Stream.COPY_IN if self._knobs.is_aliased(unit) else Stream.COMPUTE
+                self._emitter.allocate(f"U{unit}", pool, _UNSHARDED, size.gathered, moment)
 
     def wait_for_compute(self) -> None:
         """The gather streams follow all that the compute stream was given so far."""
@@ -121,7 +146,11 @@ class Gathers:
             if self._knobs.is_on_host(unit):
                 cast = 0
             emitter.allocate(f"C{unit}", Stream.COPY_IN, _GATHERS, cast, moment, when)
-        emitter.allocate(self._output(unit), Stream.COPY_IN, _GATHERS, size, moment, when)
+        if self._knobs.is_aliased(unit):
+            if not self._reserve(unit):
+                emitter.allocate(f"U{unit}", Stream.COPY_IN, _UNSHARDED, size, moment, when)
+        else:
+            emitter.allocate(self._output(unit), Stream.COPY_IN, _GATHERS, size, moment, when)
         copy_in = emitter.operation(
             OperationKind.COPY_IN,
             unit,
@@ -145,6 +174,39 @@ class Gathers:
 
     def _output(self, unit: int) -> str:
         return f"A{unit}.{self._generations[unit]}"
+
+    def _reserve(self, unit: int) -> bool:
+        """Free what other units let go of before the gather before; whether this unit's buffer is there still."""
+        own = [entry for entry in (*self._older, *self._recent) if entry.unit == unit]
+        for entry in own:
+            assert not entry.when, "units that run several times are searched without gathers in place"
+            self._wait_gather_streams(entry.mark)
+        self._free_let_go([entry for entry in self._older if entry not in own])
+        self._older, self._recent = [entry for entry in self._recent if entry not in own], []
+        return bool(own)
+
+    def _free_let_go(self, entries: list[_LetGo]) -> None:
+        for entry in entries:
+            self._wait_gather_streams(entry.mark, entry.when)
+            self._emitter.free(f"U{entry.unit}", entry.when)
+        entries.clear()
+
+    def _mark(self, unit: int, waits: tuple[int, ...] = (), when: Condition = ALWAYS) -> int:
+        kind, stream = OperationKind.MARK, Stream.COMPUTE
+        return self._emitter.operation(kind, unit, stream, 0, launches=0, waits=waits, when=when)
+
+    def _free_unsharded(self, unit: int, conditions: Sequence[Condition]) -> None:
+        """Free a gathered unit; an aliased one once the gather streams are told to wait, and not yet in forward."""
+        if not self._knobs.is_aliased(unit):
+            for when in conditions:
+                self._emitter.free(f"U{unit}", when)
+            return
+        if not conditions:
+            return
+        mark = self._mark(unit)
+        self._recent += [_LetGo(unit, mark, when) for when in conditions]
+        if not self._in_root:
+            self._free_let_go(self._recent)
 
     def _copy_to_device(self, unit: int, moment: str, when: Condition) -> None:
         """Shards come from the host and are cast one by one; the last copies stay until the copy-in is done."""
@@ -213,6 +275,9 @@ class Gathers:
 
     def _copy_out(self, unit: int, gathers: tuple[int, ...], pass_type: str, when: Condition) -> None:
         emitter, size = self._emitter, self._sizes[unit]
+        if self._knobs.is_aliased(unit):
+            self._copy_outs[unit] = self._mark(unit, gathers, when)
+            return
         moment = f"copy-out of {emitter.name(unit)} in {pass_type}"
         on_host = self._knobs.is_on_host(unit)
         is_sharded = self._knobs.shard(unit) > 1
@@ -261,13 +326,16 @@ class Gathers:
         """Free a unit, or replace it by a smaller part, as its knob says; `held` is alive meanwhile."""
         if self._states[unit] is not _State.GATHERED or not self._sizes[unit].gathered:
             return
-        for value, when in self._knobs.reshard[unit]:
-            if value is True:
-                self._emitter.free(f"U{unit}", when)
-            elif value is not False:
+        aliased = self._knobs.is_aliased(unit)
+        options = [(value, when) for value, when in self._knobs.reshard[unit] if value is not False]
+        for value, when in options:
+            if value is not True:
                 self._reshard_partially(unit, value, when, held)
-        values = [value for value, _ in self._knobs.reshard[unit]]
-        if values != [False]:
+            elif not aliased:
+                self._free_unsharded(unit, [when])
+        if options:
+            if aliased:
+                self._free_unsharded(unit, [when for _, when in options])
             self._states[unit] = _State.AFTER_FORWARD
 
     def _reshard_partially(self, unit: int, ranks: int, when: Condition, held: Sizes) -> None:
@@ -277,7 +345,8 @@ class Gathers:
         for held_bytes, under in held:
             parts = ((_UNSHARDED, size.clone_peak(ranks)), (MemoryCategory.TRANSIENTS, held_bytes))
             emitter.touch(parts, moment, both(when, under))
-        emitter.free(f"U{unit}", when)
+        if not self._knobs.is_aliased(unit):
+            emitter.free(f"U{unit}", when)
         emitter.allocate(f"F{unit}", Stream.COMPUTE, _UNSHARDED, share, moment, when)
         self._resharded[unit, ranks] = emitter.operation(
             OperationKind.RESHARD,
@@ -292,10 +361,19 @@ class Gathers:
         """Free a unit that is done with its backward, unless the next micro-batch is to find it gathered."""
         if self._knobs.keeps_after_backward(unit):
             return
-        self._emitter.free(f"U{unit}")
+        self._free_unsharded(unit, self._when_gathered(unit))
         if self._states[unit] is _State.AFTER_FORWARD:
             self._emitter.free(f"F{unit}")
         self._states[unit] = _State.SHARDED
+
+    def _when_gathered(self, unit: int) -> list[Condition]:
+        match self._states[unit]:
+            case _State.GATHERED:
+                return [ALWAYS]
+            case _State.AFTER_FORWARD:
+                return [when for value, when in self._knobs.reshard[unit] if value is False]
+            case _State.SHARDED:
+                return []
 
     def drop_unused(self, unit: int) -> None:
         """A gather that nobody waited for (its unit had no backward) ends with the micro-batch."""

@@ -76,6 +76,7 @@ class _Walk:
 
     def forward(self) -> None:
         self.gathers.enter(self.knobs.forward_prefetch)
+        self.gathers.begin_root()
         self._pre_forward(ROOT)
         for call in self.main:
             self.calls.let_go(call)
@@ -90,6 +91,7 @@ class _Walk:
             self.calls.let_go(self.output_cast)
             self.calls.forward(self.output_cast)
         self.gathers.release_deferred()
+        self.gathers.end_root()
         if self.loss is not None:
             self.calls.let_go(self.loss)
             self.calls.forward(self.loss)

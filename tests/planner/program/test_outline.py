@@ -66,6 +66,47 @@ def test_the_cast_of_inputs_comes_after_the_copy_out_of_the_root():
     ]
 
 
+def test_the_cast_of_inputs_waits_for_a_root_that_is_gathered_in_place():
+    recorded = [
+        op(OutlineKind.KERNELS, kernels=1),
+        op(OutlineKind.ALL_GATHER, stream=GATHER),
+        op(OutlineKind.KERNELS, kernels=5, waits=(1,)),
+    ]
+    assert shape(normalised(recorded)) == [
+        ("all_gather", "", "forward", 1, ()),
+        ("kernels", "", "forward", 6, (0,)),
+    ]
+    block = [op(OutlineKind.ALL_GATHER, "a", stream=GATHER), op(OutlineKind.KERNELS, "a", waits=(2,))]
+    assert shape(normalised([*recorded[:2], *block])) == [
+        ("all_gather", "", "forward", 1, ()),
+        ("all_gather", "a", "forward", 1, ()),
+        ("kernels", "", "forward", 1, (0,)),
+        ("kernels", "a", "forward", 1, (1,)),
+    ]
+
+
+def test_a_mark_is_no_operation_but_what_its_stream_has_reached():
+    program = Program(
+        events=(
+            event(OperationKind.ALL_GATHER, GATHER),
+            event(OperationKind.FORWARD, COMPUTE),
+            event(OperationKind.MARK, COMPUTE, waits=(0,)),
+            event(OperationKind.FORWARD, COMPUTE),
+            Wait(stream=Stream.COPY_IN, operation=2),
+            event(OperationKind.COPY_IN, Stream.COPY_IN),
+        ),
+        launch_ns=0,
+    )
+    drawn = outline([program], root_alone())
+    assert [(o.kind.value, o.waits) for o in drawn] == [
+        ("all_gather", ()),
+        ("kernels", ()),
+        ("kernels", (0,)),
+        ("all_gather_copy_in", (0, 1)),
+        ("end", ()),
+    ]
+
+
 def test_a_short_start_of_backward_comes_after_the_recomputation_and_a_long_one_does_not():
     def backward(kernels: int):
         return [
@@ -106,6 +147,16 @@ def event(kind, stream, *, waits=()) -> Operation:
     )
 
 
+def root_alone() -> Partition:
+    return Partition(
+        model=random_request(0).model,
+        units=(Unit(modules=("",), parameters=()),),
+        unit_of_call=(),
+        passes=(),
+        with_gradient=frozenset(),
+    )
+
+
 def test_gathers_of_a_later_micro_batch_wait_for_the_end_of_the_one_before():
     program = Program(
         events=(
@@ -117,15 +168,7 @@ def test_gathers_of_a_later_micro_batch_wait_for_the_end_of_the_one_before():
         ),
         launch_ns=0,
     )
-    request = random_request(0)
-    parts = Partition(
-        model=request.model,
-        units=(Unit(modules=("",), parameters=()),),
-        unit_of_call=(),
-        passes=(),
-        with_gradient=frozenset(),
-    )
-    drawn = outline([program, program], parts)
+    drawn = outline([program, program], root_alone())
     assert [(o.kind.value, o.micro_batch, o.waits) for o in drawn] == [
         ("all_gather_copy_in", 0, ()),
         ("all_gather", 0, (0,)),

@@ -251,9 +251,9 @@ def evaluation() -> None:
 
 def apply_aliased() -> nn.Module:
     model, ranks = build(), dist.get_world_size()
-    made = with_layouts(model, decisions(UNITS, shard=ranks), spare=3)
+    made = with_layouts(model, decisions(UNITS, shard=ranks), spare=3, alias=True)
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))
-    return apply_decisions(model, made, mesh, alias_gathers=True).model
+    return apply_decisions(model, made, mesh).model
 
 
 def trains(model: nn.Module) -> None:

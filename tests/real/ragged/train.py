@@ -1,22 +1,28 @@
-"""One rank: train each case with even and with ragged shards, and print how the two differ as JSON lines."""
+"""One rank: train each case with even and with ragged shards, and print how the two differ as JSON lines.
+
+With `case=file` the arms are the decisions in the file without and with gathers in place.
+"""
 
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from planner.schema import Decisions
 from runtime_client.apply import apply_decisions
 from runtime_client.fingerprint import iter_parameters
-from runtime_client.ragged import deterministic_reduction
+from runtime_client.ragged import deterministic_reduction, private
+from runtime_client.ragged.gather import AliasedAllGather
 from runtime_client.ragged.tensor import RaggedTensor
 from tests.real.llama import Llama, seeded_llama
 from tests.runtime_client.plans import checkpointed, decisions, unit
@@ -41,7 +47,6 @@ class Case:
     micro_batches: int = 1
     stock: bool = False
     """Reduce by the backend's own collective."""
-    apply: dict = field(default_factory=dict)
     clip: float | None = None
     optimizer: dict = field(default_factory=dict)
 
@@ -138,9 +143,9 @@ CASES: dict[str, Case] = {
         layout={"units": lambda modules: modules == ("layers.1",)}, optimizer={"foreach": True}, clip=0.1
     ),
     "fused": Case(layout={"units": lambda modules: modules != ("layers.0",)}, optimizer={"fused": True}),
-    "aliased": Case(apply={"alias_gathers": True}),
+    "aliased": Case(layout={"alias": True}),
     "aliased bfloat16": Case(
-        knobs=BFLOAT16 | {"activations": checkpointed("layers.1")}, apply={"alias_gathers": True}, micro_batches=2
+        knobs=BFLOAT16 | {"activations": checkpointed("layers.1")}, layout={"alias": True}, micro_batches=2
     ),
     "aliased prefetch": Case(
         units=(
@@ -148,10 +153,10 @@ CASES: dict[str, Case] = {
             unit("layers.1", backward_prefetch=("layers.0",)),
             ROOT,
         ),
-        apply={"alias_gathers": True},
+        layout={"alias": True},
     ),
     "aliased reshard to two": Case(
-        units=(unit("layers.0", reshard_after_forward=2), unit("layers.1"), ROOT), apply={"alias_gathers": True}
+        units=(unit("layers.0", reshard_after_forward=2), unit("layers.1"), ROOT), layout={"alias": True}
     ),
     "hybrid": Case(replicate=2),
     "hybrid all-reduce last": Case(
@@ -166,12 +171,30 @@ def main() -> None:
     dist.init_process_group("gloo")
     num_ranks = dist.get_world_size()
     for name in sys.argv[1:]:
+        name, _, path = name.partition("=")
         case = CASES[name]
-        even = train(case, case.decisions(num_ranks))
-        ragged = train(case, with_layouts(case.build(), case.decisions(num_ranks), **case.layout))
+        if path:
+            made = Decisions.model_validate_json(Path(path).read_text())
+            even, ragged = train(case, copied_out(made)), train(case, made)
+        else:
+            even = train(case, case.decisions(num_ranks))
+            ragged = train(case, with_layouts(case.build(), case.decisions(num_ranks), **case.layout))
         if dist.get_rank() == 0:
             print(json.dumps({"case": name, "ranks": num_ranks, **difference(even, ragged)}), flush=True)
     dist.barrier()
+
+
+def copied_out(made: Decisions) -> Decisions:
+    """The same decisions without gathers in place."""
+    units = tuple(unit.model_copy(update={"alias_gathers": False}) for unit in made.units)
+    return made.model_copy(update={"units": units})
+
+
+def in_place(model: nn.Module) -> list[str]:
+    """Buffers that are gathered in place."""
+    units = (module for module in model.modules() if isinstance(module, FSDPModule))
+    gathers = (group._all_gather_comm for unit in units for group in private.param_groups(unit))
+    return sorted({gather.buffer.name for gather in gathers if isinstance(gather, AliasedAllGather)})
 
 
 def train(case: Case, made: Decisions) -> dict[str, object]:
@@ -179,7 +202,7 @@ def train(case: Case, made: Decisions) -> dict[str, object]:
     model = case.build()
     names = ("replicate", "shard") if case.replicate > 1 else ("shard",)
     sizes = (made.mesh.replicate, made.mesh.shard) if case.replicate > 1 else (made.mesh.shard,)
-    applied = apply_decisions(model, made, init_device_mesh("cpu", sizes, mesh_dim_names=names), **case.apply)
+    applied = apply_decisions(model, made, init_device_mesh("cpu", sizes, mesh_dim_names=names))
     if not case.stock:
         deterministic_reduction(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **case.optimizer)
@@ -203,7 +226,7 @@ def train(case: Case, made: Decisions) -> dict[str, object]:
         "losses": losses,
         "norms": norms,
         "gradients": gradients,
-        "aliased": list(applied.aliased_layouts),
+        "aliased": in_place(model),
         "parameters": {name: whole(p) for name, p in iter_parameters(model)},
         "ragged": sum(isinstance(p, RaggedTensor) for p in model.parameters()),
         "moments": {

@@ -1,20 +1,18 @@
 """In which order a device sees aliased buffers read, freed and gathered; JSON; a process of its own (fake tensors).
 
-Prints, for each gather in place of one step, the buffer, whether it ran in backward, and the buffers (with the
-number of the use) that had been released, been freed, and been waited for by the gathering stream.
+Prints, for each gather in place of the first two steps, the step, the buffer, whether it ran in backward, and the
+buffers (with the number of the use) that had been released, freed, and waited for by the gathering stream.
 """
 
 import json
-from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.fsdp._fully_shard._fsdp_common import is_bw
 
 from planner.program.edges import Issued, Recorded
 from planner.schema import OptimizerGroup
-from runtime_client.apply import apply_decisions
 from runtime_client.dryrun import recording_device, rehearsal
-from runtime_client.ragged import private
 from runtime_client.ragged.gather import AliasedAllGather, GatheredMemory
 from tests.runtime_client.dryrun.conftest import make_decisions
 from tests.runtime_client.dryrun.llama import Example, example
@@ -34,6 +32,7 @@ class Watch:
         self.gathers: dict[int, dict[str, Any]] = {}
         self.names: dict[int, str] = {}
         self.count = 0
+        self.step = 0
 
     def mark(self, name: str) -> int:
         self.count += 1
@@ -55,8 +54,9 @@ class Watch:
                 waiting = sorted(set(self.released.values()) - set(self.freed))
                 number = self.mark(f"gather {gather.buffer.name}")
                 self.gathers[number] = {
+                    "step": self.step,
                     "buffer": gather.buffer.name,
-                    "backward": private.in_backward(),
+                    "backward": is_bw(),
                     "freed": sorted(self.freed),
                     "released": waiting,
                 }
@@ -98,17 +98,15 @@ def waited(log: recording_device.DeviceLog) -> dict[int, set[int]]:
 def main() -> None:
     even = make_decisions(4)
     with torch.device("meta"):
-        made = with_layouts(build().model, even, atom=rows)
-    rehearsal.apply_decisions = partial(apply_decisions, alias_gathers=True)
+        made = with_layouts(build().model, even, atom=rows, alias=True)
     watch = Watch()
     with rehearsal.rehearse(build, made, sequence=16, optimizer_groups=(OptimizerGroup(),)) as run:
-        run.micro_batch(0)
-        run.optimizer_step()
         watch.install()
         log = recording_device.DeviceLog()
         with recording_device.logging_to(log):
-            run.micro_batch(0)
-            run.optimizer_step()
+            for watch.step in range(2):
+                run.micro_batch(0)
+                run.optimizer_step()
     before = waited(log)
     for number, gather in watch.gathers.items():
         done = before[number]

@@ -62,10 +62,12 @@ def with_layouts(
     reverse: bool = False,
     spare: int = 0,
     align: int = 1,
+    alias: bool = False,
 ) -> Decisions:
     """The same decisions with ragged buffers, one per dtype, requires_grad and `group` of the chosen units.
 
     Each shard is the smallest multiple of `align` that fits, and `spare` elements more for padding in the middle.
+    With `alias` units of one buffer are gathered in place.
     """
     layouts: list[Layout] = []
     plans = []
@@ -76,7 +78,8 @@ def with_layouts(
                 unit.parameters, decisions.mesh.shard, atom, group, reverse, spare, align, len(layouts)
             )
             layouts += made
-            plan = plan.model_copy(update={"layouts": tuple(layout.name for layout in made)})
+            names = tuple(layout.name for layout in made)
+            plan = plan.model_copy(update={"layouts": names, "alias_gathers": alias and len(names) == 1})
         plans.append(plan)
     return decisions.model_copy(update={"units": tuple(plans), "layouts": tuple(layouts)})
 

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 
 from planner.schema import OptimizerGroup
-from runtime_client.apply import apply_decisions
 from runtime_client.dryrun import rehearsal
 from runtime_client.dryrun.memory import _PeakTracker, _tensors
 from tests.runtime_client.dryrun.conftest import make_decisions
@@ -39,9 +38,10 @@ def main() -> None:
     for mode in sys.argv[1:]:
         even = make_decisions(NUM_BLOCKS, **MODES[mode])
         with torch.device("meta"):
-            ragged = with_layouts(build().model, even, atom=rows, align=WIDTH)
-        for arm, decisions, alias in (("even", even, False), ("ragged", ragged, False), ("aliased", ragged, True)):
-            rehearsal.apply_decisions = partial(apply_decisions, alias_gathers=alias)
+            ragged, aliased = (
+                with_layouts(build().model, even, atom=rows, align=WIDTH, alias=alias) for alias in (False, True)
+            )
+        for arm, decisions in (("even", even), ("ragged", ragged), ("aliased", aliased)):
             with rehearsal.rehearse(build, decisions, sequence=64, optimizer_groups=(OptimizerGroup(),)) as run:
                 print(json.dumps({"mode": mode, "arm": arm, **measure(run)}), flush=True)
 

@@ -31,9 +31,12 @@ SECOND = {"parameter": "second.weight", "offset_elements": 6, "num_elements": 10
 LAYOUT = {"name": "a", "dtype": "float32", "shard_elements": 4, "entries": (FIRST, SECOND)}
 
 
-def made(*layouts: dict[str, object], names: tuple[str, ...] = ("a",), **fields: object) -> Decisions:
+def made(
+    *layouts: dict[str, object], names: tuple[str, ...] = ("a",), alias: bool = False, **fields: object
+) -> Decisions:
     found = tuple(Layout.model_validate(layout) for layout in layouts)
-    return decisions((unit("", layouts=names),), shard=4, layouts=found, **fields)
+    root = unit("", layouts=names, alias_gathers=alias)
+    return decisions((root,), shard=4, layouts=found, **fields)
 
 
 def freeze(model: Pair) -> None:
@@ -88,6 +91,18 @@ def same(_model: Pair) -> None:
             same,
             ApplyError,
             "second.weight",
+        ),
+        (made(names=(), alias=True), same, InvalidLayout, r"units\[0\]\.alias_gathers: .* has 0 on 4\. Leave"),
+        (
+            made(
+                LAYOUT | {"entries": (FIRST,)},
+                LAYOUT | {"name": "b", "entries": (SECOND | {"offset_elements": 0},)},
+                names=("a", "b"),
+                alias=True,
+            ),
+            same,
+            InvalidLayout,
+            "where it has one layout on several ranks; this one has 2 on 4",
         ),
         (
             made(LAYOUT | {"entries": (FIRST, SECOND | {"offset_elements": 7})}),

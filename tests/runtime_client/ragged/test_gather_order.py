@@ -13,12 +13,17 @@ BLOCKS = ["buffer 0", "buffer 1", "buffer 2", "buffer 3"]
 
 
 @pytest.fixture(scope="module")
-def gathers() -> list[dict[str, object]]:
+def steps() -> list[dict[str, object]]:
     command = [sys.executable, "-m", "tests.runtime_client.ragged.gather_order"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(params=[0, 1], ids=["first step", "second step"])
+def gathers(request: pytest.FixtureRequest, steps: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [gather for gather in steps if gather["step"] == request.param]
 
 
 def test_every_buffer_is_gathered_in_place(gathers: list[dict[str, object]]) -> None:
