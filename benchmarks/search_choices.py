@@ -90,6 +90,7 @@ def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> di
         "units.head": any("head" in modules for modules in units),
         "split_blocks": is_split,
         "blocks_per_unit": 1 if is_split else max(1, blocks),
+        "alias_gathers": candidate.alias_gathers,
         "gradient_sync": candidate.gradient_sync.value,
         "reshard_after_backward": not candidate.keeps_gathered,
         "offload": candidate.offload.value,

@@ -74,6 +74,7 @@ def knobs_of(request: PlanRequest, body: PlanBody) -> list[str]:
         "replicas": any(mesh.replicate > 1 for mesh in decisions.meshes),
         "a mesh for large units": len(decisions.meshes) > 1,
         "ragged layouts": bool(decisions.layouts),
+        "gathers in place": any(unit.alias_gathers for unit in units),
         "owners of matrices": bool(decisions.owners),
         "kept after forward": any(unit.reshard_after_forward is False for unit in units),
         "resharded in part": any(type(unit.reshard_after_forward) is int for unit in units),

@@ -20,6 +20,7 @@ from planner.schema import (
     Workload,
 )
 from planner.schema.workload import OptimizerImplementation
+from planner.space.aliases import NO_ALIASES, alias_choices, aliasable
 from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.layouts import Cut, Layouts
@@ -114,6 +115,8 @@ class Candidate:
     """Units that are large."""
     cut: Cut | None = None
     """Whether the units that a layout would help have one; None where there are none."""
+    alias_gathers: bool = False
+    """Units that can be gathered in place are."""
     owners: tuple[MatrixOwner, ...] = ()
     """Of Muon's matrices; none where torch's Muon updates them."""
     gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
@@ -129,6 +132,11 @@ class Candidate:
         """Of each unit."""
         units = range(len(self.partition.units))
         return tuple(self.large_mesh if self.large_mesh and unit in self.large else self.mesh for unit in units)
+
+    @property
+    def aliased(self) -> tuple[bool, ...]:
+        """Per unit, whether it is gathered in place; empty where none is."""
+        return aliasable(self.partition, self.meshes) if self.alias_gathers else ()
 
     @property
     def on_host(self) -> tuple[bool, ...]:
@@ -227,9 +235,13 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
                 owners=owned,
             )
             for way in layouts.ways(group.partition, evenly.meshes):
-                found = True
-                candidate = replace(evenly, partition=way.partition, cut=way.cut)
-                yield replace(candidate, label=_label(candidate, group.label, trainings))
+                laid_out = replace(evenly, partition=way.partition, cut=way.cut)
+                aliases = alias_choices(request, aliasable(way.partition, evenly.meshes))
+                found = found or bool(aliases)
+                refusal = refusal if aliases else NO_ALIASES
+                for alias in aliases:
+                    candidate = replace(laid_out, alias_gathers=alias)
+                    yield replace(candidate, label=_label(candidate, group.label, trainings))
     if not found and (layouts.refusal or refusal):
         raise InconsistentRequest(layouts.refusal or refusal)
 
@@ -295,6 +307,7 @@ def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -
         f"large units on {_mesh_words(candidate.large_mesh)}" if candidate.large_mesh else "",
         grouping,
         _CUTS[candidate.cut],
+        "gathered in place" if candidate.alias_gathers else "",
         _SYNCS[candidate.gradient_sync],
         "kept between micro-batches" if candidate.keeps_gathered else "",
         ""

@@ -15,6 +15,7 @@ GLOBAL_KNOBS = (
     "blocks_per_unit",
     "split_blocks",
     "layouts",
+    "alias_gathers",
     "muon_owners",
     "forward_prefetch",
     "backward_prefetch",

@@ -123,14 +123,15 @@ def _activation_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) ->
 
 
 def _num_launches(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
-    """Kernels that the CPU launches at the least: of calls, of gathers (3 each), of reductions (2 each)."""
+    """Kernels that the CPU launches at the least: of calls, of gathers (3 each, 2 in place), of reductions (2)."""
     kinds = inputs.partition.model.kinds
     launches = 0
     for call in inputs.partition.model.calls:
         launches += costs.forward_kernels(call.kind)
         launches += costs.backward_kernels(call.kind) if kinds[call.kind].output_requires_grad else 0
     for unit, _ in units_in_order(inputs):
-        launches += 3 * (knobs.shard(unit) > 1 and not knobs.starts_gathered(unit))
+        per_gather = 2 if knobs.is_aliased(unit) else 3
+        launches += per_gather * (knobs.shard(unit) > 1 and not knobs.starts_gathered(unit))
         launches += 2 * (knobs.shard(unit) > 1 and knobs.reduces and inputs.sizes[unit].reduce_input > 0)
     return launches
 
@@ -143,14 +144,20 @@ def _forward_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
         for unit, first in units_in_order(inputs)
         if knobs.shard(unit) > 1 and not knobs.starts_gathered(unit)
     ]
-    sizes = [inputs.sizes[unit].gathered for unit, _ in order]
-    copies_ns = sum(costs.copy_ns(size, size) for size in sizes)
+    copies = [
+        _copy_out_ns(inputs.sizes[unit].gathered, costs, is_aliased=knobs.is_aliased(unit)) for unit, _ in order
+    ]
+    copies_ns = sum(copies)
     longest, gathered_ns = left_ns[0] + copies_ns, 0
-    for size, (unit, first) in zip(sizes, order, strict=True):
-        gathered_ns += costs.collectives(knobs.meshes[unit]).all_gather_ns(size)
+    for copy_ns, (unit, first) in zip(copies, order, strict=True):
+        gathered_ns += costs.collectives(knobs.meshes[unit]).all_gather_ns(inputs.sizes[unit].gathered)
         longest = max(longest, gathered_ns + copies_ns + left_ns[first])
-        copies_ns -= costs.copy_ns(size, size)
+        copies_ns -= copy_ns
     return longest
+
+
+def _copy_out_ns(size: int, costs: CostModel, *, is_aliased: bool) -> int:
+    return 0 if is_aliased else costs.copy_ns(size, size)
 
 
 class _Tail(NamedTuple):
@@ -352,21 +359,23 @@ def _kept_by_units(inputs: StepInputs, knobs: Knobs, costs: CostModel, first: in
     """
     parts = inputs.partition
     ends = {run.unit: run.last for run in parts.passes}
-    counted: Counter[tuple[int, MeshCosts, tuple[Resharding, ...], bool]] = Counter()
+    counted: Counter[tuple[int, MeshCosts, tuple[Resharding, ...], int]] = Counter()
     for unit in parts.with_backward - {ROOT}:
         if not parts.units[unit].parameters:
             continue
         options = tuple(value for value, _ in knobs.reshard[unit])
         collectives = costs.collectives(knobs.meshes[unit])
-        counted[inputs.sizes[unit].gathered, collectives, options, ends[unit] < first] += 1
-    for (size, collectives, options, is_free), num in counted.items():
-        yield [_resharded(size, option, collectives, costs, is_free=is_free) for option in options], num
+        size = inputs.sizes[unit].gathered
+        copy_ns = 0 if ends[unit] < first else _copy_out_ns(size, costs, is_aliased=knobs.is_aliased(unit))
+        counted[size, collectives, options, copy_ns] += 1
+    for (size, collectives, options, copy_ns), num in counted.items():
+        yield [_resharded(size, option, collectives, costs, copy_ns) for option in options], num
 
 
-def _resharded(size: int, option: Resharding, collectives: MeshCosts, costs: CostModel, *, is_free: bool) -> Option:
+def _resharded(size: int, option: Resharding, collectives: MeshCosts, costs: CostModel, copy_ns: int) -> Option:
     shard = collectives.mesh.shard
     kept = gathered_bytes(size, option, shard, costs)
     if option is False or shard == 1:
         return Option(kept, 0)
     gather_ns = collectives.all_gather_ns(size, None if option is True else option)
-    return Option(kept, 0 if is_free else costs.copy_ns(size, size), gather_ns)
+    return Option(kept, copy_ns, gather_ns)

@@ -85,6 +85,7 @@ def open_knobs(
             separate_reduce_scatter_group=setting.separate_group,
             gradient_sync=candidate.gradient_sync,
             on_host=candidate.on_host,
+            aliased=candidate.aliased,
         ),
         tuple(decisions),
     )
@@ -200,6 +201,7 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
                 parameter_tier=_tier(knobs, number),
                 optimizer_tier=_tier(knobs, number),
                 layouts=tuple(layout.name for layout in parts.layouts.get(number, ())),
+                alias_gathers=knobs.is_aliased(number),
                 num_parameters=sum(p.num_elements for _, p in parts.units[number].parameters),
             )
             for number in order

@@ -1,7 +1,9 @@
 """Memory that a floor counts: what is alive, whatever is decided, at moments that can be the peak.
 
 Throughout a micro-batch the pool of the computation holds what is always there, what calls keep and what units
-leave gathered. Where some of the latter may be gone, the most that they can be is taken off. The moments are
+leave gathered. Where some of the latter may be gone, the most that they can be is taken off. What is gathered in
+place lies in the pool of the gathers instead, at the same moments and longer; with such units no peak of that pool
+is added to them. The moments are
 
 - the end of the forward;
 - the worst points of the forward and of the backward of a call, where whole gradients wait for their reduction, and
@@ -67,7 +69,8 @@ def _whole_bytes(size: UnitBytes) -> int:
 def other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
     """Peaks of the pools of gathers and reductions: buffers of neighbours, and all sharded gradients.
 
-    A gather's buffer lives until that of the next one is copied out, which was cast and gathered meanwhile.
+    A gather's buffer lives until that of the next one is copied out, which was cast and gathered meanwhile. Where
+    units are gathered in place, this pool is left out: the moments count what is in it.
     """
     shards = sum(
         size.sharded_gradients
@@ -80,6 +83,8 @@ def other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
 
 def _gather_buffers_bytes(inputs: StepInputs, knobs: Knobs) -> int:
     peak = before = 0
+    if any(knobs.aliased):
+        return 0
     for unit, _ in units_in_order(inputs):
         size = inputs.sizes[unit]
         if knobs.starts_gathered(unit) or not size.gathered:

@@ -15,6 +15,7 @@ from planner.schema import (
     FlatAtom,
     InconsistentRequest,
     MemoryCategory,
+    Objective,
     OptimizerName,
     Plan,
     PlanRequest,
@@ -88,6 +89,37 @@ def test_layouts_can_be_fixed_to_even() -> None:
     other = asked(UNEVEN, fixed=(*SHARDED, FixedChoice(knob="layouts", value="odd")))
     with pytest.raises(InconsistentRequest, match="'layouts' may be 'ragged' or 'even'"):
         make_plan(other)
+
+
+def in_place(plan: Plan) -> list[str]:
+    assert plan.body.decisions is not None
+    return [unit.modules[0] for unit in plan.body.decisions.units if unit.alias_gathers]
+
+
+def test_ragged_units_are_gathered_in_place_where_that_is_better() -> None:
+    """Here for memory; where nothing is gained they are not."""
+    assert not in_place(planned(asked(UNEVEN)))
+    plan = planned(asked(UNEVEN, objective=Objective.PEAK_MEMORY))
+    assert any(name.startswith("layers.") for name in in_place(plan))
+    assert ClientFeature.ALIAS_GATHERS in plan.body.requires.client_features
+    assert any("are gathered in place" in note for note in plan.body.reasons.notes)
+    fixed = (*SHARDED, FixedChoice(knob="alias_gathers", value=False))
+    copied = planned(asked(UNEVEN, objective=Objective.PEAK_MEMORY, fixed=fixed))
+    assert not in_place(copied)
+    assert plan.body.predictions is not None
+    assert copied.body.predictions is not None
+    assert plan.body.predictions.peak.reserved_bytes < copied.body.predictions.peak.reserved_bytes
+
+
+def test_a_client_that_cannot_gather_in_place_gets_no_such_plan() -> None:
+    features = tuple(feature for feature in ClientFeature if feature is not ClientFeature.ALIAS_GATHERS)
+    plan = planned(asked(UNEVEN, client_features=features))
+    assert shards(plan)
+    assert not in_place(plan)
+    fixed = (*SHARDED, *(FixedChoice(knob=k, value=v) for k, v in (("layouts", "ragged"), ("alias_gathers", True))))
+    assert in_place(planned(asked(UNEVEN, fixed=fixed)))
+    with pytest.raises(InconsistentRequest, match="alias_gathers: the fixed value is not possible"):
+        make_plan(asked(UNEVEN, fixed=fixed, client_features=features))
 
 
 def test_what_divides_stays_even() -> None:
