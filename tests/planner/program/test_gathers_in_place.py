@@ -88,6 +88,15 @@ def test_the_gather_streams_wait_before_memory_is_freed() -> None:
             assert {(mark.kind, mark.owner) for mark in marks if isinstance(mark, Operation)} == {expected}
 
 
+@pytest.mark.parametrize(("depth", "before"), [(0, "layers.1"), (1, "layers.0")])
+def test_a_gather_waits_for_the_computation_before_the_last(depth: int, before: str) -> None:
+    """Of block 4: that of block 2; one ahead, that of block 1."""
+    request, decisions = case(forward_prefetch=depth)
+    outline = predicted_outline(request.model, decisions, sequence=request.workload.sequence)
+    found = next(o for o in outline if (o.kind, o.unit) == (OutlineKind.COPY_IN, "layers.3"))
+    assert [(outline[wait].kind, outline[wait].unit) for wait in found.waits][-1] == (OutlineKind.KERNELS, before)
+
+
 def test_it_takes_less_memory_and_less_time_than_copying_out() -> None:
     request, decisions = case()
     copied = decisions.model_copy(
