@@ -95,7 +95,7 @@ def unit_traits(decisions: Decisions) -> list[UnitTraits]:
             prefetch=prefetch[index],
             tiers=_tier_words(unit),
             mesh=mesh_words(unit.mesh) if unit.mesh else "",
-            layout="ragged, gathered in place" if unit.alias_gathers else "ragged" if unit.layouts else "even",
+            layout="ragged, in place" if unit.alias_gathers else "ragged" if unit.layouts else "even",
         )
         for index, unit in enumerate(decisions.units)
     ]
