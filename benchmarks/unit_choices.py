@@ -24,6 +24,7 @@ from planner.space.knobs import prefetch_targets
 from planner.space.opened import OpenCandidate
 
 MAX_PLANS, MAX_UNITS = 8, 5
+KINDS = ("forward", "backward", "host")
 SHARES = (0.0, 0.1, 0.3, 0.6)
 """Budgets, from the least that any plan needs (0) to the most (1)."""
 
@@ -112,10 +113,11 @@ def losses(known: Sequence[Costed]) -> Iterator[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
-    found: dict[str, list[float]] = {"forward": [], "backward": [], "host": []}
+    found: dict[str, list[float]] = {kind: [] for kind in arguments.kinds}
     for seed in range(arguments.first, arguments.first + arguments.requests):
         request = random_request(seed).model_copy(update={"client_features": None})
         some = list(plans(narrowed(request, Random(seed), max_plans=4 * MAX_PLANS)))[:MAX_PLANS]
