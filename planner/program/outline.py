@@ -130,13 +130,15 @@ def _normalised_once(operations: Sequence[OutlineOperation]) -> Outline:
       ordered by its stream alone.
     - The cast of the model's inputs, which FSDP2 issues before the root's copy-out, comes with what the compute
       stream does next after that.
-      Where the root is gathered in place, it waits for that gather.
+      Where the root is gathered in place, it waits for that gather, and so does what waits for the cast.
     - The few kernels of a checkpointed backward that need nothing recomputed come after the recomputation.
     """
     order: list[_Run] = []
     cast: _Run | None = None
     run_up: _Run | None = None
     gathers = _roots_in_place(operations)
+    before_root: dict[int, int] = {}
+    """Casts by the gather of the root that they are put behind."""
     for index, operation in enumerate(operations):
         if cast is not None and operation.stream is cast.operation.stream and not _makes_root(operation):
             _append(order, cast)
@@ -147,7 +149,8 @@ def _normalised_once(operations: Sequence[OutlineOperation]) -> Outline:
         before = _last(order, operation.stream)
         gather = gathers.get(operation.micro_batch, 0)
         if index < gather and cast is None and _may_be_cast(operation):
-            cast = _Run(replace(operation, waits=(*operation.waits, gather)), [index])
+            cast = _Run(replace(operation, waits=(*operation.waits, gather)), [])
+            before_root[gather] = index
         elif before is not None and cast is None and _follows_cast(operation, before):
             cast = _passed(order, before, _Run(operation, [index]))
         elif before is not None and run_up is None and _follows_run_up(operation, before):
@@ -157,6 +160,8 @@ def _normalised_once(operations: Sequence[OutlineOperation]) -> Outline:
     for left in (cast, run_up):
         if left is not None:
             _append(order, left)
+    for run in order:
+        run.members += [before_root[member] for member in run.members if member in before_root]
     return _renumbered(order)
 
 

@@ -77,11 +77,13 @@ def test_the_cast_of_inputs_waits_for_a_root_that_is_gathered_in_place():
         ("kernels", "", "forward", 6, (0,)),
     ]
     block = [op(OutlineKind.ALL_GATHER, "a", stream=GATHER), op(OutlineKind.KERNELS, "a", waits=(2,))]
-    assert shape(normalised([*recorded[:2], *block])) == [
+    later = [op(OutlineKind.COPY_IN, "b", stream=Stream.COPY_IN, waits=(0, 1))]
+    assert shape(normalised([*recorded[:2], *block, *later])) == [
         ("all_gather", "", "forward", 1, ()),
         ("all_gather", "a", "forward", 1, ()),
         ("kernels", "", "forward", 1, (0,)),
         ("kernels", "a", "forward", 1, (1,)),
+        ("all_gather_copy_in", "b", "forward", 1, (0,)),
     ]
 
 
