@@ -26,6 +26,7 @@ def others(candidate: Candidate) -> object:
         candidate.gradient_sync,
         candidate.keeps_gathered,
         candidate.cut,
+        candidate.alias_gathers,
         tuple(unit.modules for unit in candidate.partition.units),
     )
 
