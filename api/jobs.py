@@ -1,150 +1,133 @@
 """Durable work: the only module that knows DBOS.
 
-A job is a workflow with one step. DBOS keeps the queue, starts each workflow once and hands the workflows of a
-dead process to a living one; what a job means and what came of it stand in our own tables.
+A job is a workflow with one step. DBOS keeps the queue, hands each workflow to one process, and takes it back when
+that process is declared dead. What a job means, who may write its result and what came of it stand in our own
+tables (ADR 15).
 """
 
 import logging
 import sqlite3
-import threading
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from dbos import DBOS, DBOSConfig, SetEnqueueOptions, SetWorkflowID
 from dbos._serialization import DBOSPortableJSON
 
-from api.settings import Settings
-from profiles_db import executors, jobs
+from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from profiles_db.engine import Database
-from profiles_db.tables import JobRow
+from profiles_db.tables import JobPriority
 
-_log = structlog.get_logger()
+QUEUE = "solves"
+APPLICATION_VERSION = f"3-{PLANNER_VERSION}"
+"""Pinned, since DBOS would else derive one from the source and leave pending work behind at every change of it.
+The number is raised when the steps of the workflow change; the planner's version keeps jobs from planners that would
+refuse them while old and new workers run side by side.
+"""
+_RANKS = 2**20
+_IDS_AT_ONCE = 500
 
-QUEUE = "interactive"
-WORKFLOW_VERSION = "2"
-"""Pinned, since DBOS would else derive one from the source and leave pending work behind at every upgrade. Raise it
-when the steps of the workflow change."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the queue knows of a job."""
+
+    is_ended: bool
+    executor_id: str | None
+    """Who runs it; None while it waits."""
+    application_version: str | None
 
 
-class JobRunner:
+class DurableQueue:
     """The queue of this process. DBOS allows one per process; `start` and `stop` bracket its life."""
 
-    def __init__(self, database: Database, settings: Settings, solve: Callable[[str], None]) -> None:
+    def __init__(self, database: Database, executor_id: str, solve: Callable[[str], None]) -> None:
         self._database = database
-        self._settings = settings
+        self._executor_id = executor_id
         self.solve = solve
-        self.executor_id = uuid.uuid4().hex
-        self.is_running = False
-        self._stopping = threading.Event()
-        self._heart: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start working, and take over what dead processes left."""
+    def start(self, *, num_slots: int, poll_s: float) -> None:
+        """Connect, and take jobs from the queue unless `num_slots` is 0.
+
+        The number of slots stands in the database: where processes differ, the last that started sets it for all.
+        """
         global _current
         if _current is not None:
             raise RuntimeError("this process already runs jobs")
         _current = self
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def _start(self) -> None:
-        self._beat()
-        _launch(self._config())
+        logger = logging.getLogger("dbos")
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())
+        DBOS(config=self._config())
+        DBOS.listen_queues([QUEUE] if num_slots else [])
+        DBOS.launch()
         DBOS.register_queue(
             QUEUE,
-            worker_concurrency=self._settings.max_concurrent_solves,
-            partition_concurrency=self._settings.max_solves_per_key,
-            polling_interval_sec=self._settings.queue_poll_s,
-            on_conflict="always_update",
+            worker_concurrency=max(1, num_slots),
+            polling_interval_sec=poll_s,
+            on_conflict="always_update" if num_slots else "never_update",
         )
-        self._take_over()
-        self._mend()
-        self._heart = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
-        self._heart.start()
-        self.is_running = True
 
     def stop(self) -> None:
-        """Stop working; jobs under way stay as they are and are resumed by the next process."""
+        """Let go; runs under way stay as they are and are resumed by another process."""
         global _current
-        self.is_running = False
-        self._stopping.set()
-        if self._heart is not None:
-            self._heart.join()
         DBOS.destroy()
-        with self._database.write() as session:
-            executors.retire(session, self.executor_id)
         _current = None
 
-    def enqueue(self, job: JobRow) -> None:
+    def put(self, job_id: str, priority: JobPriority, rank: int) -> None:
         """Put a job on the queue; one that is there already is left alone.
 
-        The queue has a part for each key: each may run so many at a time, and free slots go to a part at random, so
-        that a key with a thousand jobs does not keep another one waiting for all of them.
+        Urgent jobs come first, then those that have the fewest of the same submitter before them, then the oldest.
+        DBOS runs the lowest number first, and 0, its default, before all others: every job gets one from 1 on.
         """
-        part = f"{job.tenant}/{job.submitted_by}"
-        with SetWorkflowID(job.job_id), SetEnqueueOptions(queue_partition_key=part):
-            DBOS.enqueue_workflow(QUEUE, _solve_workflow, job.job_id)
+        number = 1 + priority * _RANKS + min(rank, _RANKS - 1)
+        with SetWorkflowID(job_id), SetEnqueueOptions(priority=number):
+            DBOS.enqueue_workflow(QUEUE, _solve_workflow, job_id)
+
+    def put_again(self, job_id: str, priority: JobPriority, rank: int) -> None:
+        """Put a job on the queue that the queue holds for ended, or for work of another version."""
+        DBOS.delete_workflow(job_id)
+        self.put(job_id, priority, rank)
+
+    def cancel(self, job_id: str) -> None:
+        """Take a job off the queue; a run of it is not interrupted, since DBOS cannot interrupt a step."""
+        DBOS.cancel_workflow(job_id)
+
+    def entries(self, job_ids: Sequence[str]) -> dict[str, Entry]:
+        """What the queue knows of these jobs; those that it does not know are left out."""
+        found = {}
+        for start in range(0, len(job_ids), _IDS_AT_ONCE):
+            ids = list(job_ids[start : start + _IDS_AT_ONCE])
+            for status in DBOS.list_workflows(workflow_ids=ids, load_input=False, load_output=False):
+                found[status.workflow_id] = Entry(
+                    is_ended=status.status not in ("ENQUEUED", "DELAYED", "PENDING"),
+                    executor_id=status.executor_id if status.status == "PENDING" else None,
+                    application_version=status.app_version,
+                )
+        return found
+
+    def take_over(self, executor_ids: Iterable[str]) -> int:
+        """Put back what dead processes had taken; returns how many jobs that were.
+
+        DBOS has a public way for processes that start again under their old name, but ours never do.
+        """
+        return len(DBOS._recover_pending_workflows(list(executor_ids)))
 
     def _config(self) -> DBOSConfig:
         return {
             "name": "shardwright",
             "system_database_url": _queue_url(self._database),
             "sys_db_pool_size": 5,
-            "application_version": WORKFLOW_VERSION,
-            "executor_id": self.executor_id,
+            "application_version": APPLICATION_VERSION,
+            "executor_id": self._executor_id,
             "serializer": DBOSPortableJSON,
             "log_level": "WARNING",
             "enable_otlp": False,
         }
 
-    def _beat(self) -> None:
-        with self._database.write() as session:
-            executors.beat(session, self.executor_id)
 
-    def _keep_beating(self) -> None:
-        while not self._stopping.wait(self._settings.heartbeat_s):
-            try:
-                self._beat()
-                self._take_over()
-            except Exception:
-                _log.exception("heartbeat_failed")
-
-    def _take_over(self) -> None:
-        """Put the work of dead processes back on the queue. On SQLite all others are dead: we hold the file."""
-        timeout_us = 0 if self._database.is_sqlite else int(self._settings.heartbeat_timeout_s * 1e6)
-        with self._database.read() as session:
-            dead = list(executors.dead(session, self.executor_id, older_than_us=timeout_us))
-        if not dead:
-            return
-        handles = DBOS._recover_pending_workflows(dead)
-        with self._database.write() as session:
-            executors.forget(session, dead)
-        _log.info("jobs_taken_over", num_executors=len(dead), num_jobs=len(handles))
-
-    def _mend(self) -> None:
-        """Bring our table and the queue together where a crash came between writing one and the other."""
-        with self._database.read() as session:
-            waiting = jobs.unfinished(session)
-        for job in waiting:
-            status = DBOS.get_workflow_status(job.job_id)
-            if status is None:
-                self.enqueue(job)
-            elif status.status not in ("ENQUEUED", "PENDING", "DELAYED"):
-                problem = {
-                    "code": "internal_error",
-                    "message": "the queue lost this job; post the request again",
-                }
-                with self._database.write() as session:
-                    jobs.finish(session, job.job_id, fence=job.fence, problem=problem)
-
-
-_current: JobRunner | None = None
+_current: DurableQueue | None = None
 
 
 @DBOS.step(name="solve")
@@ -153,17 +136,10 @@ def _solve_step(job_id: str) -> None:
     _current.solve(job_id)
 
 
-@DBOS.workflow(name="solve")
+# The job itself counts deaths, and leaves out stops in good order; DBOS's limit would leave it without an end.
+@DBOS.workflow(name="solve", max_recovery_attempts=None)
 def _solve_workflow(job_id: str) -> None:
     _solve_step(job_id)
-
-
-def _launch(config: DBOSConfig) -> None:
-    logger = logging.getLogger("dbos")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
-    DBOS(config=config)
-    DBOS.launch()
 
 
 def _queue_url(database: Database) -> str:

@@ -54,7 +54,7 @@ class Settings(BaseSettings):
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2)
     )
     max_solves_per_key: Annotated[int, Field(ge=1)] = 8
-    """Searches that one key may have running at a time, over all workers; further ones wait."""
+    """Searches of one priority that one key may have running at a time, over all workers; further ones wait."""
     max_jobs_per_key: Annotated[int, Field(ge=1)] = 1000
     """Unfinished jobs that one key may have; further requests are refused until some are done."""
     max_starts: Annotated[int, Field(ge=1)] = 3
@@ -72,6 +72,14 @@ class Settings(BaseSettings):
         if any(parts) and not all(parts):
             raise ValueError(
                 "oidc_issuer, oidc_audience and oidc_jwks_url belong together; set all of them or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _several_heartbeats_are_missed_before_death(self) -> Self:
+        if self.heartbeat_timeout_s < 3 * self.heartbeat_s:
+            raise ValueError(
+                "heartbeat_timeout_s must be at least three times heartbeat_s, or living workers seem dead"
             )
         return self
 

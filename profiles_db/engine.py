@@ -8,7 +8,8 @@ from typing import IO
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -108,6 +109,13 @@ class Database:
     def describe(self) -> str:
         """The URL without its password, for logs."""
         return self.url.render_as_string(hide_password=True)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the database could not be reached or went away, so that the same statement may work later."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, OperationalError | InterfaceError | PoolTimeout)
 
 
 def parse_url(text: str) -> URL:

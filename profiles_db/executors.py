@@ -1,4 +1,4 @@
-"""Heartbeats of the processes that run jobs; who stopped beating has its jobs taken over."""
+"""Heartbeats of the processes that take part in the queue; who stops beating has its jobs taken over."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,19 @@ from profiles_db.insert import insert_if_absent
 from profiles_db.tables import ExecutorRow, now_us
 
 
-def beat(session: Session, executor_id: str) -> None:
-    """Say that a process is alive."""
+def beat(
+    session: Session, executor_id: str, *, application_version: str = "", name: str = "", num_slots: int = 0
+) -> None:
+    """Say that a process is alive; one that others had given up is known again."""
     at = now_us()
-    if not insert_if_absent(session, ExecutorRow, {"executor_id": executor_id, "heartbeat_at_us": at}):
+    values = {
+        "executor_id": executor_id,
+        "heartbeat_at_us": at,
+        "application_version": application_version,
+        "name": name[:200],
+        "num_slots": num_slots,
+    }
+    if not insert_if_absent(session, ExecutorRow, values):
         session.execute(
             update(ExecutorRow).where(ExecutorRow.executor_id == executor_id).values(heartbeat_at_us=at)
         )
@@ -23,12 +32,9 @@ def retire(session: Session, executor_id: str) -> None:
     session.execute(update(ExecutorRow).where(ExecutorRow.executor_id == executor_id).values(heartbeat_at_us=0))
 
 
-def dead(session: Session, executor_id: str, *, older_than_us: int) -> Sequence[str]:
-    """Other executors whose last heartbeat lies further back than `older_than_us` microseconds."""
-    query = select(ExecutorRow.executor_id).where(
-        ExecutorRow.executor_id != executor_id, ExecutorRow.heartbeat_at_us <= now_us() - older_than_us
-    )
-    return session.scalars(query).all()
+def everyone(session: Session) -> Sequence[ExecutorRow]:
+    """All processes that were not forgotten."""
+    return session.scalars(select(ExecutorRow).order_by(ExecutorRow.executor_id)).all()
 
 
 def forget(session: Session, executor_ids: Sequence[str]) -> None:

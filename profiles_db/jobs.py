@@ -1,13 +1,13 @@
 """Jobs: attempts to solve a request. Every start raises the fence; an older start can no longer write."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.orm import Session
 
 from profiles_db.insert import insert_if_absent
-from profiles_db.tables import JobEventRow, JobRow, JobState, now_us
+from profiles_db.tables import JobEventRow, JobPriority, JobRow, JobState, now_us
 
 _UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
 
@@ -33,7 +33,14 @@ def latest(session: Session, tenant: str, request_hash: str, planner_version: st
 
 
 def add(
-    session: Session, tenant: str, request_hash: str, planner_version: str, *, attempt: int, submitted_by: str
+    session: Session,
+    tenant: str,
+    request_hash: str,
+    planner_version: str,
+    *,
+    attempt: int,
+    submitted_by: str,
+    priority: JobPriority = JobPriority.LAUNCHER,
 ) -> JobRow:
     """The job of an attempt; when two ask at once, both get the same one."""
     job_id = job_id_of(tenant, request_hash, planner_version, attempt)
@@ -45,6 +52,8 @@ def add(
         "attempt": attempt,
         "submitted_by": submitted_by,
         "state": JobState.QUEUED,
+        "priority": priority,
+        "is_released": False,
         "fence": 0,
         "num_interruptions": 0,
         "created_at_us": now_us(),
@@ -64,6 +73,55 @@ def unfinished(session: Session) -> Sequence[JobRow]:
     """Jobs that are queued or running, oldest first."""
     query = select(JobRow).where(JobRow.state.in_(_UNFINISHED)).order_by(JobRow.created_at_us)
     return session.scalars(query).all()
+
+
+def released(session: Session) -> Sequence[JobRow]:
+    """Unfinished jobs that are on the durable queue, oldest first."""
+    query = select(JobRow).where(JobRow.state.in_(_UNFINISHED), JobRow.is_released)
+    return session.scalars(query.order_by(JobRow.created_at_us)).all()
+
+
+def waiting(session: Session) -> Sequence[tuple[str, JobPriority]]:
+    """Submitters and priorities of jobs that are not on the durable queue yet."""
+    query = select(JobRow.submitted_by, JobRow.priority).where(
+        JobRow.state == JobState.QUEUED, JobRow.is_released.is_(False)
+    )
+    return [(submitter, JobPriority(priority)) for submitter, priority in session.execute(query.distinct())]
+
+
+def release(
+    session: Session, submitted_by: str, priority: JobPriority, *, at_most: int
+) -> Sequence[tuple[JobRow, int]]:
+    """Take the oldest waiting jobs of a submitter, so that `at_most` of its jobs of this priority are released.
+
+    Returns:
+        Jobs, and how many of the same submitter and priority are ahead of each.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"{priority} {submitted_by}"))))
+    own = (JobRow.submitted_by == submitted_by, JobRow.priority == priority)
+    ahead = select(func.count()).where(*own, JobRow.state.in_(_UNFINISHED), JobRow.is_released)
+    num_ahead = session.scalar(ahead) or 0
+    query = (
+        select(JobRow)
+        .where(*own, JobRow.state == JobState.QUEUED, JobRow.is_released.is_(False))
+        .order_by(JobRow.created_at_us, JobRow.job_id)
+        .limit(max(0, at_most - num_ahead))
+    )
+    taken = session.scalars(query).all()
+    for job in taken:
+        job.is_released = True
+    return [(job, num_ahead + index) for index, job in enumerate(taken)]
+
+
+def raise_priority(session: Session, job_id: str, priority: JobPriority) -> None:
+    """Let a job be as urgent as the most urgent of those who wait for it."""
+    session.execute(
+        update(JobRow)
+        .where(JobRow.job_id == job_id, JobRow.priority > priority, JobRow.state.in_(_UNFINISHED))
+        .values(priority=priority)
+        .execution_options(synchronize_session=False)
+    )
 
 
 def count_by_state(session: Session) -> dict[str, int]:
@@ -107,9 +165,10 @@ def finish(
     fence: int,
     plan_id: str | None = None,
     problem: dict[str, Any] | None = None,
+    failed: JobState = JobState.FAILED,
 ) -> bool:
     """Publish the result of a run; returns False when a later run has taken over or a result is there."""
-    state = JobState.SUCCEEDED if plan_id is not None else JobState.FAILED
+    state = JobState.SUCCEEDED if plan_id is not None else failed
     changed = session.execute(
         update(JobRow)
         .where(JobRow.job_id == job_id, JobRow.fence == fence, JobRow.state.in_(_UNFINISHED))
@@ -118,6 +177,24 @@ def finish(
     )
     assert isinstance(changed, CursorResult)
     return changed.rowcount == 1
+
+
+def cancel(session: Session, tenant: str, job_id: str, problem: dict[str, Any]) -> bool:
+    """End a job before it has a result; returns False when it has ended already, or is unknown."""
+    changed = session.execute(
+        update(JobRow)
+        .where(JobRow.job_id == job_id, JobRow.tenant == tenant, JobRow.state.in_(_UNFINISHED))
+        .values(state=JobState.CANCELLED, problem=problem, finished_at_us=now_us())
+        .execution_options(synchronize_session=False)
+    )
+    assert isinstance(changed, CursorResult)
+    return changed.rowcount == 1
+
+
+def still_running(session: Session, fences: Mapping[str, int]) -> set[str]:
+    """Of runs given as job and fence, the jobs that these runs may still write to."""
+    query = select(JobRow.job_id, JobRow.fence).where(JobRow.job_id.in_(fences), JobRow.state == JobState.RUNNING)
+    return {job_id for job_id, fence in session.execute(query) if fences[job_id] == fence}
 
 
 def add_event(session: Session, job_id: str, *, fence: int, data: dict[str, Any]) -> bool:

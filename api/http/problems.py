@@ -76,7 +76,7 @@ _HEADERS_OF: dict[type[ShardwrightError], dict[str, str]] = {
     TooManyJobs: {"Retry-After": "5"},
     IdentityProviderUnavailable: {"Retry-After": "5"},
 }
-_STATUS_OF_FAILURE = {"planner_timeout": 504}
+_STATUS_OF_FAILURE = {"planner_timeout": 504, "job_cancelled": 409}
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 400: "bad_request"}
 
 

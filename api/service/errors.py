@@ -1,5 +1,7 @@
 """Errors of the use cases that the contract itself does not know."""
 
+from typing import Any
+
 from planner.schema.errors import ShardwrightError
 
 
@@ -75,9 +77,22 @@ class JobFailed(ShardwrightError):
         self.path = path
         self.permanent = permanent
 
+    def as_json(self) -> dict[str, Any]:
+        """What the row of the job keeps."""
+        return {"code": self.code, "message": str(self), "path": self.path, "permanent": self.permanent}
+
+
+class PlannerKilled(ShardwrightError):
+    """A signal from outside ended the planner of a job: the job may be started again."""
+
+    code = "planner_killed"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"the planner was killed by signal {number}")
+
 
 class Interrupted(BaseException):
-    """A run ends without a result because the process stops or another one has taken the job over.
+    """A run ends without a result: the process stops, another one has taken the job over, or it was cancelled.
 
     Not an `Exception`: the durable queue must leave the job as it is, to be run again.
     """

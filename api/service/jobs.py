@@ -1,12 +1,13 @@
 """Look at jobs and follow them."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from api.service.errors import NotFound
+from api.service.callers import Caller
+from api.service.errors import JobFailed, NotFound
 from api.service.feed import JobFeed
 from profiles_db import jobs
 from profiles_db.engine import Database
@@ -30,11 +31,12 @@ class JobView:
 
 
 class JobService:
-    """Reads jobs."""
+    """Reads jobs and cancels them. `stop` ends the run of a cancelled one, wherever it is queued or runs."""
 
-    def __init__(self, database: Database, feed: JobFeed) -> None:
+    def __init__(self, database: Database, feed: JobFeed, stop: Callable[[str], None]) -> None:
         self._database = database
         self._feed = feed
+        self._stop = stop
 
     def get(self, tenant: str, job_id: str) -> JobView:
         """A job.
@@ -47,6 +49,20 @@ class JobService:
             if job is None:
                 raise NotFound("job", job_id)
             return JobView(job=job, progress=jobs.last_event(session, job_id))
+
+    def cancel(self, caller: Caller, job_id: str) -> JobView:
+        """End a job, wherever it is; one that has ended is left as it is.
+
+        Raises:
+            NotFound: the tenant has no such job.
+        """
+        problem = JobFailed("job_cancelled", f"{caller.name} cancelled it; post the request again to start anew")
+        with self._database.write() as session:
+            is_cancelled = jobs.cancel(session, caller.tenant, job_id, problem.as_json())
+        if is_cancelled:
+            self._stop(job_id)
+            self._feed.notify(job_id)
+        return self.get(caller.tenant, job_id)
 
     async def wait(self, tenant: str, job_id: str, timeout_s: float) -> JobView:
         """The job when it has ended, or as it is after `timeout_s` seconds."""

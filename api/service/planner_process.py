@@ -13,7 +13,7 @@ from typing import IO, Annotated, Literal
 import structlog
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from api.service.errors import Interrupted, JobFailed
+from api.service.errors import Interrupted, JobFailed, PlannerKilled
 from planner.schema import Plan
 
 _log = structlog.get_logger()
@@ -56,6 +56,29 @@ _EVENT: TypeAdapter[_ProgressEvent | _PlanEvent | _ErrorEvent] = TypeAdapter(
 )
 
 
+class StopSwitch:
+    """Stops one planner process, from any thread, also before it has started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_struck = False
+
+    def strike(self) -> None:
+        """Kill the process, now or when it starts."""
+        with self._lock:
+            self.is_struck = True
+            if self._process is not None:
+                self._process.kill()
+
+    def attach(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Say which process it stops; None when that has ended."""
+        with self._lock:
+            self._process = process
+            if self.is_struck and process is not None:
+                process.kill()
+
+
 class PlannerProcesses:
     """Starts planner processes and can stop all of them."""
 
@@ -74,20 +97,29 @@ class PlannerProcesses:
             for process in self._running:
                 process.kill()
 
-    def run(self, request_json: bytes, on_progress: Callable[[Progress], None]) -> Plan:
+    def run(self, request_json: bytes, on_progress: Callable[[Progress], None], switch: StopSwitch) -> Plan:
         """Solve a request; `on_progress` is called in this thread.
 
         Raises:
-            JobFailed: the planner refused the request, died, or ran out of time or memory.
-            Interrupted: `stop` was called.
+            JobFailed: the planner refused the request, crashed, or ran out of time or memory.
+            PlannerKilled: a signal ended it that nobody here sent.
+            Interrupted: `stop` was called, or the switch was struck.
         """
         with tempfile.TemporaryFile() as request_file, tempfile.TemporaryFile() as errors_file:
             request_file.write(request_json)
             request_file.seek(0)
             with self._started(request_file, errors_file) as process, _limited(process, self._wall_s) as clock:
-                last = self._follow(process, on_progress)
-                status = process.wait()
-            if self._stopping:
+                switch.attach(process)
+                try:
+                    last = self._follow(process, on_progress)
+                    status = process.wait()
+                except JobFailed:
+                    if self._stopping or switch.is_struck:
+                        raise Interrupted from None
+                    raise
+                finally:
+                    switch.attach(None)
+            if self._stopping or switch.is_struck:
                 raise Interrupted
             match last:
                 case _PlanEvent(plan=plan) if status == 0:
@@ -129,7 +161,7 @@ class PlannerProcesses:
             try:
                 event = _EVENT.validate_json(line)
             except ValidationError as error:
-                if self._stopping:
+                if not line.endswith(b"\n"):
                     return None
                 _log.error("planner_wrote_nonsense", line=line[:200].decode(errors="replace"))
                 raise JobFailed("planner_failed", "the planner answered out of contract") from error
@@ -139,7 +171,7 @@ class PlannerProcesses:
                 return event
         return None
 
-    def _failure(self, status: int, errors_file: IO[bytes], *, timed_out: bool) -> JobFailed:
+    def _failure(self, status: int, errors_file: IO[bytes], *, timed_out: bool) -> JobFailed | PlannerKilled:
         if timed_out:
             return JobFailed("planner_timeout", f"the planner was stopped after {self._wall_s:g} seconds")
         size = errors_file.seek(0, os.SEEK_END)
@@ -149,8 +181,11 @@ class PlannerProcesses:
         if "MemoryError" in tail or "bad_alloc" in tail:
             limit = self._memory_bytes // 2**20
             return JobFailed("planner_out_of_memory", f"the planner needs more than its limit of {limit} MiB")
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return JobFailed("planner_failed", f"the planner ended without a plan ({how}); the server's log says more")
+        if status < 0:
+            return PlannerKilled(-status)
+        return JobFailed(
+            "planner_failed", f"the planner ended without a plan (exit status {status}); the server's log says more"
+        )
 
 
 class _Clock:

@@ -13,7 +13,7 @@ from planner.schema import PlanRequest
 from profiles_db import documents, jobs, plans, requests
 from profiles_db.engine import Database
 from profiles_db.pages import Cursor, Page
-from profiles_db.tables import JobRow, JobState, PlanRow
+from profiles_db.tables import JobPriority, JobRow, JobState, PlanRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,16 @@ class PlanService:
         self._enqueue = enqueue
         self._max_jobs_per_key = max_jobs_per_key
 
-    def submit(self, caller: Caller, body: bytes) -> JobRow:
-        """The job that answers a request: an earlier one where it has the plan, a new one else.
+    def submit(self, caller: Caller, body: bytes, priority: JobPriority = JobPriority.LAUNCHER) -> JobRow:
+        """The job that answers a request: an earlier one where it has the plan, a new one else. `priority` says who
+        waits; a job that waits already becomes as urgent as that.
 
         Raises:
             InvalidJson, InvalidDocument, UnknownReference: the body is not a request.
             TooManyJobs: it needs a job, and the caller has as many as it may have.
         """
         request = self.parse(caller.tenant, body)
-        job = self._job_of(caller, request)
+        job = self._job_of(caller, request, priority)
         if not JobState(job.state).is_final:
             self._enqueue(job)
         return job
@@ -72,13 +73,13 @@ class PlanService:
                 raise UnknownReference(kind.value, reference)
             value[kind.value] = document_type.from_json(stored, source=f"stored {kind} {reference}")
 
-    def _job_of(self, caller: Caller, request: PlanRequest) -> JobRow:
+    def _job_of(self, caller: Caller, request: PlanRequest, priority: JobPriority) -> JobRow:
         request_hash = request.content_hash()
         with self._database.read() as session:
             known = jobs.latest(session, caller.tenant, request_hash, PLANNER_VERSION)
         if known is not None and not _may_be_tried_again(known):
             self._metrics.plan_requests.labels("plan" if known.plan_id else "job").inc()
-            return known
+            return self._at_least(known, priority)
         self._metrics.plan_requests.labels("nothing").inc()
         with self._database.write() as session:
             if jobs.num_unfinished(session, caller.submitted_by) >= self._max_jobs_per_key:
@@ -93,7 +94,16 @@ class PlanService:
                 PLANNER_VERSION,
                 attempt=1 if known is None else known.attempt + 1,
                 submitted_by=caller.submitted_by,
+                priority=priority,
             )
+
+    def _at_least(self, job: JobRow, priority: JobPriority) -> JobRow:
+        if JobState(job.state).is_final or job.priority <= priority:
+            return job
+        with self._database.write() as session:
+            jobs.raise_priority(session, job.job_id, priority)
+        job.priority = priority
+        return job
 
     def get(self, tenant: str, plan_id: str) -> bytes:
         """JSON of a plan.
@@ -127,4 +137,5 @@ class PlanService:
 
 
 def _may_be_tried_again(job: JobRow) -> bool:
-    return job.state == JobState.FAILED and not (job.problem or {}).get("permanent", False)
+    is_without_plan = JobState(job.state).is_final and job.plan_id is None
+    return is_without_plan and not (job.problem or {}).get("permanent", False)

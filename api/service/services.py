@@ -1,6 +1,5 @@
 """Everything one server process holds, put together."""
 
-from api.jobs import JobRunner
 from api.service.authentication import Authenticator
 from api.service.documents import DocumentService
 from api.service.feed import JobFeed
@@ -11,6 +10,7 @@ from api.service.planner_process import PlannerProcesses
 from api.service.plans import PlanService
 from api.service.solve import Solver
 from api.settings import Settings
+from api.worker import JobRunner
 from profiles_db import migrations
 from profiles_db.engine import Database
 
@@ -21,24 +21,25 @@ class Services:
     """Use cases over one database. Nothing happens before `start`."""
 
     def __init__(self, settings: Settings) -> None:
+        num_slots = settings.max_concurrent_solves
         self.settings = settings
         self.metrics = Metrics()
         self.database = Database(settings.database_url.get_secret_value())
         self.keys = KeyService(self.database)
         self.authenticator = Authenticator(settings, self.keys)
         feed = JobFeed()
-        self._processes = PlannerProcesses(
+        processes = PlannerProcesses(
             settings.planner_command,
             memory_bytes=settings.planner_memory_bytes,
             wall_s=settings.planner_wall_s,
         )
-        self._solver = Solver(self.database, self._processes, feed, self.metrics, max_starts=settings.max_starts)
-        self.runner = JobRunner(self.database, settings, self._solver.solve)
+        self._solver = Solver(self.database, processes, feed, self.metrics, max_starts=settings.max_starts)
+        self.runner = JobRunner(self.database, settings, self._solver, num_slots=num_slots)
         self.documents = DocumentService(self.database)
         self.plans = PlanService(
             self.database, self.metrics, self.runner.enqueue, max_jobs_per_key=settings.max_jobs_per_key
         )
-        self.jobs = JobService(self.database, feed)
+        self.jobs = JobService(self.database, feed, self.runner.cancel)
 
     def prepare(self) -> None:
         """Take the database and bring its schema up to date.
@@ -57,7 +58,7 @@ class Services:
 
     def stop(self) -> None:
         """Stop working and let go of the database."""
-        self._processes.stop()
+        self._solver.stop()
         self._solver.wait_idle(STOP_TIMEOUT_S)
         self.runner.stop()
         self.database.close()

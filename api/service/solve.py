@@ -2,26 +2,41 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import structlog
+from sqlalchemy.orm import Session
 
-from api.service.errors import Interrupted, JobFailed
+from api.service.errors import Interrupted, JobFailed, PlannerKilled
 from api.service.feed import JobFeed
 from api.service.metrics import Metrics
-from api.service.planner_process import PlannerProcesses, Progress
+from api.service.planner_process import PlannerProcesses, Progress, StopSwitch
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from planner.schema import Plan, PlanRequest
 from profiles_db import jobs, plans, requests
-from profiles_db.engine import Database
-from profiles_db.tables import JobRow
+from profiles_db.engine import Database, is_outage
+from profiles_db.tables import JobRow, JobState
 
 _log = structlog.get_logger()
+T = TypeVar("T")
 
 PROGRESS_INTERVAL_S = 0.2
 """Progress that comes faster is thinned out before it reaches the database."""
+GIVEN_UP = "job_given_up"
+DATABASE_PAUSE_S = 0.5
+"""Between two tries to reach a database that is away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A start of a job that goes on in this process."""
+
+    fence: int
+    switch: StopSwitch = field(default_factory=StopSwitch)
 
 
 class Solver:
@@ -42,7 +57,8 @@ class Solver:
         self._metrics = metrics
         self._max_starts = max_starts
         self._idle = threading.Condition()
-        self._num_running = 0
+        self._running: dict[str, _Run] = {}
+        self._stopping = threading.Event()
 
     def solve(self, job_id: str) -> None:
         """Bring a job to its end; a finished one is left as it is.
@@ -50,37 +66,97 @@ class Solver:
         Raises:
             Interrupted: the process stops, or another one has taken the job over.
         """
-        with structlog.contextvars.bound_contextvars(job_id=job_id), self._counted():
-            with self._database.write() as session:
-                job = jobs.start(session, job_id)
-            if job is not None:
-                self._feed.notify(job_id)
-                self._run(job)
+        with structlog.contextvars.bound_contextvars(job_id=job_id):
+            why = "the process that ran it died"
+            while (job := self._write(lambda session: jobs.start(session, job_id))) is not None:
+                try:
+                    with self._noted(job) as switch:
+                        self._run(job, switch, why)
+                except PlannerKilled as killed:
+                    why = str(killed)
+                    _log.warning("planner_killed", reason=why, start=job.fence)
+                except Interrupted:
+                    if not self._has_ended(job):
+                        raise
+
+    def stop_job(self, job_id: str) -> None:
+        """Stop the run of a job here, if there is one; its planner is killed at once."""
+        with self._idle:
+            run = self._running.get(job_id)
+        if run is not None:
+            run.switch.strike()
+
+    def stop_lost(self) -> None:
+        """Stop runs whose job was cancelled or taken over elsewhere."""
+        with self._idle:
+            running = dict(self._running)
+        if not running:
+            return
+        with self._database.read() as session:
+            kept = jobs.still_running(session, {job_id: run.fence for job_id, run in running.items()})
+        for job_id, run in running.items():
+            if job_id not in kept:
+                run.switch.strike()
+
+    def stop(self) -> None:
+        """Stop every run and start no new one; their jobs go back to the queue."""
+        self._stopping.set()
+        self._processes.stop()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no job runs; returns False when some still do after `timeout_s` seconds."""
         with self._idle:
-            return self._idle.wait_for(lambda: self._num_running == 0, timeout_s)
+            return self._idle.wait_for(lambda: not self._running, timeout_s)
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _noted(self, job: JobRow) -> Iterator[StopSwitch]:
+        run = _Run(fence=job.fence)
         with self._idle:
-            self._num_running += 1
+            self._running[job.job_id] = run
         try:
-            yield
+            self._feed.notify(job.job_id)
+            yield run.switch
         finally:
             with self._idle:
-                self._num_running -= 1
+                del self._running[job.job_id]
                 self._idle.notify_all()
 
-    def _run(self, job: JobRow) -> None:
+    def _write(self, work: Callable[[Session], T]) -> T:
+        """A transaction; while the database is away it is tried again, so that no result is lost.
+
+        Raises:
+            Interrupted: the process stops before the database is back.
+        """
+        while True:
+            try:
+                with self._database.write() as session:
+                    return work(session)
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                _log.warning("database_away", error=str(error).partition("\n")[0])
+            if self._stopping.wait(DATABASE_PAUSE_S):
+                raise Interrupted
+
+    def _has_ended(self, job: JobRow) -> bool:
+        """Whether a job has its end, since it was cancelled or a result was published under its fence."""
+        if self._stopping.is_set():
+            return False
+        now = self._write(lambda session: jobs.get(session, job.tenant, job.job_id))
+        return now is not None and JobState(now.state).is_final
+
+    def _run(self, job: JobRow, switch: StopSwitch, why: str) -> None:
         try:
-            plan = self._plan(job)
+            self._refuse(job, why)
+            plan = self._plan(job, switch)
         except JobFailed as failure:
             self._fail(job, failure)
         except Interrupted:
-            with self._database.write() as session:
-                jobs.put_back(session, job.job_id, fence=job.fence)
+            if self._stopping.is_set():
+                with self._database.write() as session:
+                    jobs.put_back(session, job.job_id, fence=job.fence)
+            raise
+        except PlannerKilled:
             raise
         except Exception:
             _log.exception("solve_crashed")
@@ -88,20 +164,23 @@ class Solver:
         else:
             self._publish(job, plan)
 
-    def _plan(self, job: JobRow) -> Plan:
+    def _refuse(self, job: JobRow, why: str) -> None:
         if job.fence - job.num_interruptions > self._max_starts:
             raise JobFailed(
-                "job_given_up", f"the process that ran this job died {self._max_starts} times; it is not run again"
+                GIVEN_UP,
+                f"it was started {self._max_starts} times, and the last time {why}; it is parked until the request "
+                "is posted again",
             )
         if job.planner_version != PLANNER_VERSION:
             raise JobFailed("planner_replaced", "the planner was upgraded meanwhile; post the request again")
-        with self._database.read() as session:
-            request = requests.get(session, job.tenant, job.request_hash)
+
+    def _plan(self, job: JobRow, switch: StopSwitch) -> Plan:
+        request = self._write(lambda session: requests.get(session, job.tenant, job.request_hash))
         assert request is not None, "foreign keys keep the request of a job"
         self._metrics.planner_starts.inc()
         with self._metrics.solve_seconds.time():
             reporter = _Reporter(self._database, self._feed, job)
-            plan = self._processes.run(request.canonical_bytes(), reporter)
+            plan = self._processes.run(request.canonical_bytes(), reporter, switch)
             reporter.flush()
         _check(plan, job, request)
         return plan
@@ -111,22 +190,22 @@ class Solver:
             update={"job_id": job.job_id, "created_at": datetime.now(UTC).isoformat(timespec="milliseconds")}
         )
         plan_id = envelope.plan_id
-        with self._database.write() as session:
+
+        def publish(session: Session) -> None:
             plans.put(session, job.tenant, plan.model_copy(update={"envelope": envelope}))
             if not jobs.finish(session, job.job_id, fence=job.fence, plan_id=plan_id):
                 raise Interrupted
+
+        self._write(publish)
         self._done(job, plan.body.outcome, plan_id=plan_id)
 
     def _fail(self, job: JobRow, failure: JobFailed) -> None:
-        problem = {
-            "code": failure.code,
-            "message": str(failure),
-            "path": failure.path,
-            "permanent": failure.permanent,
-        }
-        with self._database.write() as session:
-            if not jobs.finish(session, job.job_id, fence=job.fence, problem=problem):
-                raise Interrupted
+        state = JobState.PARKED if failure.code == GIVEN_UP else JobState.FAILED
+        problem = failure.as_json()
+        if not self._write(
+            lambda session: jobs.finish(session, job.job_id, fence=job.fence, problem=problem, failed=state)
+        ):
+            raise Interrupted
         self._done(job, failure.code)
 
     def _done(self, job: JobRow, result: str, *, plan_id: str | None = None) -> None:
@@ -136,7 +215,7 @@ class Solver:
 
 
 class _Reporter:
-    """Writes progress, thinned out; stops the run when the job was taken over."""
+    """Writes progress, thinned out, and loses it while the database is away; stops a run that was taken over."""
 
     def __init__(self, database: Database, feed: JobFeed, job: JobRow) -> None:
         self._database = database
@@ -158,9 +237,13 @@ class _Reporter:
         data = self._held_back.model_dump()
         self._held_back = None
         self._next_at = time.monotonic() + PROGRESS_INTERVAL_S
-        with self._database.write() as session:
-            if not jobs.add_event(session, self._job.job_id, fence=self._job.fence, data=data):
-                raise Interrupted
+        try:
+            with self._database.write() as session:
+                if not jobs.add_event(session, self._job.job_id, fence=self._job.fence, data=data):
+                    raise Interrupted
+        except Exception as error:
+            if not is_outage(error):
+                raise
         self._feed.notify(self._job.job_id)
 
 

@@ -2,7 +2,7 @@
 
 from profiles_db.tables.base import HASH, JOB_ID, TENANT, Base, now_us
 from profiles_db.tables.documents import DocumentKind, DocumentRow, RequestRow
-from profiles_db.tables.jobs import ExecutorRow, JobEventRow, JobRow, JobState
+from profiles_db.tables.jobs import ExecutorRow, JobEventRow, JobPriority, JobRow, JobState, ProvisionalPlanRow
 from profiles_db.tables.keys import KeyRow
 from profiles_db.tables.plans import PlanRow
 
@@ -15,10 +15,12 @@ __all__ = [
     "DocumentRow",
     "ExecutorRow",
     "JobEventRow",
+    "JobPriority",
     "JobRow",
     "JobState",
     "KeyRow",
     "PlanRow",
+    "ProvisionalPlanRow",
     "RequestRow",
     "now_us",
 ]

@@ -31,7 +31,7 @@ def test_foreign_keys_are_enforced(database: Database) -> None:
 
 
 def test_a_failed_write_leaves_nothing(database: Database) -> None:
-    insert = text("INSERT INTO executors (executor_id, heartbeat_at_us) VALUES ('a', 0)")
+    insert = text("INSERT INTO executors VALUES ('a', 0, '', '', 0)")
 
     def write_twice() -> None:
         with database.write() as session:
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_nothing(database: Database) -> None:
 
 def test_readers_and_writers_in_threads_lose_nothing(database: Database) -> None:
     with database.write() as session:
-        session.execute(text("INSERT INTO executors (executor_id, heartbeat_at_us) VALUES ('a', 0)"))
+        session.execute(text("INSERT INTO executors VALUES ('a', 0, '', '', 0)"))
 
     def count_up() -> None:
         for _ in range(20):

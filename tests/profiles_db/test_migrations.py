@@ -4,7 +4,7 @@ from sqlalchemy import inspect, text
 
 from profiles_db import migrations
 from profiles_db.engine import Database
-from profiles_db.tables import Base
+from profiles_db.tables import Base, JobPriority
 
 
 def _tables(database: Database) -> set[str]:
@@ -70,3 +70,33 @@ def test_names_of_constraints_are_the_same_as_in_the_model(database: Database) -
         assert found == {index.name for index in table.indexes}
         keys = {key["name"] for key in inspector.get_foreign_keys(name)}
         assert keys == {constraint.name for constraint in table.foreign_key_constraints}
+
+
+def test_jobs_from_before_priorities_keep_their_events_and_wait_as_launchers(database_url: str) -> None:
+    database = Database(database_url)
+    migrations.upgrade(database, "0002")
+    statements = (
+        "INSERT INTO documents VALUES ('t', 'sha256:d', 'model', 'm', 3, 1, :body)",
+        "INSERT INTO requests VALUES ('t', 'sha256:r', 'sha256:d', 'sha256:d', NULL, 2, :body)",
+        "INSERT INTO jobs VALUES ('j', 't', 'sha256:r', '0.1.0', 1, 'k', 'running', 2, 1, NULL, NULL, 4, 5, NULL)",
+        """INSERT INTO job_events VALUES ('j', 1, 7, '{"message": "x"}')""",
+    )
+    with database.write() as session:
+        for statement in statements:
+            session.execute(text(statement), {"body": b"abc"} if ":body" in statement else {})
+
+    def rows() -> list[dict]:
+        with database.read() as session:
+            tables = ("jobs", "job_events")
+            return [dict(session.execute(text(f"SELECT * FROM {table}")).mappings().one()) for table in tables]
+
+    before = rows()
+    migrations.upgrade(database, "0003")
+    job, event = rows()
+    assert job == before[0] | {"priority": JobPriority.LAUNCHER, "is_released": True}
+    assert event == before[1]
+    with database.write() as session:
+        session.execute(text("UPDATE jobs SET state = 'cancelled'"))
+    migrations.downgrade(database, "0002")
+    assert rows() == [before[0] | {"state": "failed"}, before[1]]
+    database.close()

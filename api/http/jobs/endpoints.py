@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.http.dependencies import JobId, Reader, ServicesDep, timestamp
+from api.http.dependencies import JobId, Planner, Reader, ServicesDep, timestamp
 from api.http.jobs.views import Job, JobProgress
 from api.http.openapi import PROBLEM_RESPONSES
 from api.service.jobs import JobView
@@ -27,6 +27,15 @@ LastEventId = Annotated[
 def get_job(caller: Reader, services: ServicesDep, job_id: JobId) -> Any:  # noqa: ANN401
     """State, newest progress, and the plan or the problem when it has ended."""
     return Job.of(services.jobs.get(caller.tenant, job_id))
+
+
+@router.delete("/{job_id}", summary="Cancel a job", response_model=Job, responses=PROBLEM_RESPONSES)
+@router.post("/{job_id}/cancel", summary="Cancel a job", response_model=Job, responses=PROBLEM_RESPONSES)
+def cancel_job(caller: Planner, services: ServicesDep, job_id: JobId) -> Any:  # noqa: ANN401
+    """Stops its search and frees its place; a job that has ended is left as it is. Equal requests share one job:
+    whoever waits for it gets the problem `job_cancelled`, and the next request starts anew.
+    """
+    return Job.of(services.jobs.cancel(caller, job_id))
 
 
 @router.get(

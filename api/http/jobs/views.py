@@ -1,12 +1,20 @@
 """What a job looks like from outside."""
 
+from typing import Literal
+
 from pydantic import BaseModel
 
 from api.http.dependencies import EXAMPLE_HASH, timestamp
 from api.http.problems import Problem, error_response, failure_of
 from api.service.jobs import JobView
 from api.service.planner_process import Progress
-from profiles_db.tables import JobState
+from profiles_db.tables import JobPriority, JobState
+
+_PRIORITY_NAMES: dict[JobPriority, Literal["launcher", "batch", "regeneration"]] = {
+    JobPriority.LAUNCHER: "launcher",
+    JobPriority.BATCH: "batch",
+    JobPriority.REGENERATION: "regeneration",
+}
 
 
 class JobProgress(Progress):
@@ -25,6 +33,7 @@ class Job(BaseModel):
                 {
                     "job_id": f"default:{EXAMPLE_HASH}:0.1.0:1",
                     "state": "running",
+                    "priority": "launcher",
                     "request_hash": EXAMPLE_HASH,
                     "planner_version": "0.1.0",
                     "attempt": 1,
@@ -49,6 +58,7 @@ class Job(BaseModel):
 
     job_id: str
     state: JobState
+    priority: Literal["launcher", "batch", "regeneration"]
     request_hash: str
     planner_version: str
     attempt: int
@@ -70,6 +80,7 @@ class Job(BaseModel):
         return cls(
             job_id=row.job_id,
             state=JobState(row.state),
+            priority=_PRIORITY_NAMES[JobPriority(row.priority)],
             request_hash=row.request_hash,
             planner_version=row.planner_version,
             attempt=row.attempt,

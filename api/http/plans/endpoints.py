@@ -26,7 +26,7 @@ from api.http.openapi import NOT_CHANGED, PROBLEM_RESPONSES, document_body, docu
 from api.http.problems import failure_of
 from api.service.jobs import JobView
 from api.service.plans import PlanFilter
-from profiles_db.tables import PlanRow
+from profiles_db.tables import JobPriority, PlanRow
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
@@ -35,6 +35,10 @@ Wait = Annotated[
     Query(
         ge=0, le=600, allow_inf_nan=False, description="Seconds to wait for the plan before the answer is a job."
     ),
+]
+Priority = Annotated[
+    Literal["launcher", "batch"],
+    Query(description="Who waits: a job that is about to start, or somebody who looks later."),
 ]
 HashFilter = Annotated[str | None, Query(pattern=SHA256_PATTERN, description="Only plans of this document.")]
 
@@ -99,12 +103,17 @@ class PlanPage(BaseModel):
     ),
 )
 async def create_plan(
-    caller: Planner, services: ServicesDep, request: Request, body: JsonBody, wait: Wait = 30.0
+    caller: Planner,
+    services: ServicesDep,
+    request: Request,
+    body: JsonBody,
+    wait: Wait = 30.0,
+    priority: Priority = "launcher",
 ) -> Response:
     """Model, cluster, workload and profile in, one plan out. Model, cluster and profile may be given as the
     `sha256:` hash of a stored document. The same request gives the same plan; equal requests share one search.
     """
-    submitted = await with_body(request, services.plans.submit, caller, body)
+    submitted = await with_body(request, services.plans.submit, caller, body, JobPriority[priority.upper()])
     view = await services.jobs.wait(caller.tenant, submitted.job_id, wait)
     if view.job.problem is not None:
         raise failure_of(view.job.problem)

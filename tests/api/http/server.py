@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,23 @@ def make_key(client: TestClient, *scopes: str, **more: Any) -> dict[str, Any]:
     answer = client.post("/v1/keys", json={"name": "a key", "scopes": scopes, **more})
     assert answer.status_code == 201
     return answer.json()
+
+
+def wait_until(condition) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never happened")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
 class Server:

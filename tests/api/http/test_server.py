@@ -1,7 +1,6 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -11,26 +10,9 @@ from api.service.keys import KeyService, NewKey
 from planner.schema.errors import ShardwrightError
 from profiles_db import migrations
 from profiles_db.engine import Database, DatabaseInUse, DatabaseUnavailable
-from tests.api.http.server import bearer, decoder_request
+from tests.api.http.server import bearer, decoder_request, is_gone, wait_until
 
 LONG = decoder_request(24)
-
-
-def wait_until(condition) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never happened")
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_sixteen_equal_requests_share_one_planner(start_server, database_url: str) -> None:
@@ -71,7 +53,7 @@ def test_a_restart_in_the_middle_resumes_the_job(start_server, database_url: str
     assert "shardwright_planner_starts_total 1.0" in second.http.get("/metrics").text
 
 
-def test_a_job_that_keeps_killing_its_server_is_given_up(start_server, sqlite_url: str) -> None:
+def test_a_job_that_keeps_killing_its_server_is_parked(start_server, sqlite_url: str) -> None:
     link = ""
     for _ in range(2):
         server = start_server(sqlite_url, SHARDWRIGHT_MAX_STARTS="2")
@@ -79,9 +61,10 @@ def test_a_job_that_keeps_killing_its_server_is_given_up(start_server, sqlite_ur
         wait_until(server.child_pids)
         server.end(signal.SIGKILL)
     server = start_server(sqlite_url, SHARDWRIGHT_MAX_STARTS="2")
-    wait_until(lambda: server.http.get(link).json()["state"] == "failed")
+    wait_until(lambda: server.http.get(link).json()["state"] == "parked")
     problem = server.http.get(link).json()["problem"]
     assert problem["code"] == "job_given_up"
+    assert "started 2 times, and the last time the process that ran it died" in problem["detail"]
     again = server.http.post("/v1/plans", params={"wait": 0}, json=LONG).json()
     assert again["attempt"] == 2
 
@@ -101,13 +84,32 @@ def test_a_planner_that_needs_too_much_memory_is_stopped(start_server, sqlite_ur
     assert server.http.get("/healthz").status_code == 200
 
 
-def test_a_killed_planner_is_tried_again_at_the_next_request(start_server, sqlite_url: str) -> None:
-    server = start_server(sqlite_url)
-    link = server.http.post("/v1/plans", params={"wait": 0}, json=LONG).headers["Location"]
+def kill_planner(server) -> None:
     wait_until(server.child_pids)
-    os.kill(server.child_pids()[0], signal.SIGKILL)
-    wait_until(lambda: server.http.get(link).json()["state"] == "failed")
-    assert server.http.get(link).json()["problem"]["code"] == "planner_failed"
+    (planner,) = server.child_pids()
+    os.kill(planner, signal.SIGKILL)
+    wait_until(lambda: is_gone(planner))
+
+
+def test_a_killed_planner_is_started_again(start_server, database_url: str) -> None:
+    server = start_server(database_url)
+    link = server.http.post("/v1/plans", params={"wait": 0}, json=LONG).headers["Location"]
+    kill_planner(server)
+    plan = server.http.post("/v1/plans", params={"wait": 300}, json=LONG)
+    assert plan.status_code == 200
+    assert plan.json()["envelope"]["job_id"] == server.http.get(link).json()["job_id"]
+    assert "shardwright_planner_starts_total 2.0" in server.http.get("/metrics").text
+
+
+def test_a_job_whose_planner_is_always_killed_is_parked(start_server, sqlite_url: str) -> None:
+    server = start_server(sqlite_url, SHARDWRIGHT_MAX_STARTS="2")
+    link = server.http.post("/v1/plans", params={"wait": 0}, json=LONG).headers["Location"]
+    for _ in range(2):
+        kill_planner(server)
+    wait_until(lambda: server.http.get(link).json()["state"] == "parked")
+    problem = server.http.get(link).json()["problem"]
+    assert problem["code"] == "job_given_up"
+    assert "started 2 times, and the last time the planner was killed by signal 9" in problem["detail"]
     again = server.http.post("/v1/plans", params={"wait": 300}, json=LONG)
     assert again.status_code == 200
     assert again.json()["envelope"]["job_id"].endswith(":2")
