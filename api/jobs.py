@@ -22,8 +22,8 @@ from profiles_db.tables import JobPriority
 QUEUE = "solves"
 APPLICATION_VERSION = f"3-{PLANNER_VERSION}"
 """Pinned, since DBOS would else derive one from the source and leave pending work behind at every change of it.
-The number is raised when the steps of the workflow change; the planner's version keeps jobs from planners that would
-refuse them while old and new workers run side by side.
+The number is raised when the steps of the workflow change; the planner's version keeps jobs from planners that
+would refuse them while old and new workers run side by side.
 """
 _RANKS = 2**20
 _IDS_AT_ONCE = 500

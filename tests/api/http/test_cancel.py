@@ -29,6 +29,7 @@ def test_a_cancelled_job_frees_its_slot_and_the_request_can_be_posted_again(
         target=lambda: waiting.append(server.http.post("/v1/plans", params={"wait": 300}, json=LONG))
     )
     thread.start()
+    wait_until(lambda: 'shardwright_plan_requests_total{met="job"} 1.0' in server.http.get("/metrics").text)
     answer = server.http.post(f"{link}/cancel")
     thread.join()
     wait_until(lambda: is_gone(planner))
