@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dbos import DBOS, DBOSConfig, SetEnqueueOptions, SetWorkflowID
+from dbos._dbos import _get_dbos_instance
 from dbos._serialization import DBOSPortableJSON
+from sqlalchemy import update
 
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from profiles_db.engine import Database
@@ -79,11 +81,21 @@ class DurableQueue:
         """Put a job on the queue; one that is there already is left alone.
 
         Urgent jobs come first, then those that have the fewest of the same submitter before them, then the oldest.
-        DBOS runs the lowest number first, and 0, its default, before all others: every job gets one from 1 on.
         """
-        number = 1 + priority * _RANKS + min(rank, _RANKS - 1)
-        with SetWorkflowID(job_id), SetEnqueueOptions(priority=number):
+        with SetWorkflowID(job_id), SetEnqueueOptions(priority=_number(priority, rank)):
             DBOS.enqueue_workflow(QUEUE, _solve_workflow, job_id)
+
+    def hasten(self, job_id: str, priority: JobPriority) -> None:
+        """Let a job that waits on the queue be more urgent; DBOS has no public way to do that."""
+        system = _get_dbos_instance()._sys_db
+        table = system.tables.workflow_status
+        number = _number(priority, 0)
+        with system.engine.begin() as connection:
+            connection.execute(
+                update(table)
+                .where(table.c.workflow_uuid == job_id, table.c.status == "ENQUEUED", table.c.priority > number)
+                .values(priority=number)
+            )
 
     def put_again(self, job_id: str, priority: JobPriority, rank: int) -> None:
         """Put a job on the queue that the queue holds for ended, or for work of another version."""
@@ -125,6 +137,11 @@ class DurableQueue:
             "log_level": "WARNING",
             "enable_otlp": False,
         }
+
+
+def _number(priority: JobPriority, rank: int) -> int:
+    """DBOS runs the lowest number first, and 0, its default, before all others: every job gets one from 1 on."""
+    return 1 + priority * _RANKS + min(rank, _RANKS - 1)
 
 
 _current: DurableQueue | None = None

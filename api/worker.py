@@ -16,7 +16,7 @@ from api.settings import Settings
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from profiles_db import executors, jobs
 from profiles_db.engine import Database, is_outage
-from profiles_db.tables import ExecutorRow, JobPriority, JobRow
+from profiles_db.tables import ExecutorRow, JobPriority, JobRow, JobState
 
 _log = structlog.get_logger()
 
@@ -81,9 +81,11 @@ class JobRunner:
             executors.retire(session, self.executor_id)
 
     def enqueue(self, job: JobRow) -> None:
-        """Let a job wait for its turn; one that does already is left alone."""
+        """Let a job wait for its turn; one that does already may have become more urgent."""
         if not job.is_released:
             self._release(job.submitted_by, JobPriority(job.priority))
+        elif job.state == JobState.QUEUED:
+            self._queue.hasten(job.job_id, JobPriority(job.priority))
 
     def cancel(self, job_id: str) -> None:
         """Stop a job that our own table says is cancelled."""

@@ -47,7 +47,7 @@ def make_key(client: TestClient, *scopes: str, **more: Any) -> dict[str, Any]:
 
 
 def wait_until(condition) -> None:
-    for _ in range(600):
+    for _ in range(1800):
         if condition():
             return
         time.sleep(0.05)

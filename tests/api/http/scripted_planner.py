@@ -1,0 +1,35 @@
+"""A planner that does what a folder says: waits for a person at its gate, then plans with the real one.
+
+Run as `python scripted_planner.py FOLDER` with a request on standard input. Files in the folder: `started` gets the
+name of each model as its search starts; a search goes on when `open` or `open-NAME` is there; with `provisional` there,
+it gives its plan as a provisional one first.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from planner.plan import make_plan
+from planner.schema import PlanRequest
+
+
+def emit(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    request = PlanRequest.from_json(sys.stdin.buffer.read())
+    name = request.model.name
+    with (folder / "started").open("a") as file:
+        file.write(f"{name}\n")
+    emit("progress", elapsed_s=0.0, message="at the gate")
+    plan = make_plan(request)
+    while not ((folder / "open").exists() or (folder / f"open-{name}").exists()):
+        time.sleep(0.02)
+    emit("plan", plan=plan.model_dump(mode="json", exclude_defaults=True))
+
+
+if __name__ == "__main__":
+    main()
