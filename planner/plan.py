@@ -1,5 +1,7 @@
 """A request becomes a plan: refuse, search, predict, check, explain."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from time import monotonic
@@ -24,6 +26,7 @@ from planner.schema import (
     PlanBody,
     PlanRequest,
     Predictions,
+    Reasons,
     Requirements,
     StateTier,
     Timings,
@@ -35,13 +38,29 @@ from planner.space.candidate import possible_micro_batches
 
 __all__ = ["PlannerDefect", "Progress", "make_plan"]
 
+FIRST_PROVISIONAL_S = 0.5
+"""A search that ends before gives no provisional plan; also the least time between two."""
+PROVISIONAL_SHARE = 20
+"""A provisional plan comes after so many times the time that the last one took to make."""
+
 
 class PlannerDefect(RuntimeError):
     """Solver, simulator and checker disagree: a defect of the planner, never of the input."""
 
 
-def make_plan(request: PlanRequest, *, on_progress: OnProgress | None = None) -> Plan:
+def make_plan(
+    request: PlanRequest,
+    *,
+    on_progress: OnProgress | None = None,
+    on_provisional: Callable[[Plan], None] | None = None,
+) -> Plan:
     """Plan a request; an infeasible one gives a plan whose body says why.
+
+    Args:
+        request: what to plan.
+        on_progress: told how far the search is.
+        on_provisional: given the best plan so far every now and then, checked as the last one is, but neither
+            proven nor tidy, and without alternatives. Making them takes a twentieth of the time at most.
 
     Raises:
         ShardwrightError: the request is unsupported or contradicts itself.
@@ -52,11 +71,40 @@ def make_plan(request: PlanRequest, *, on_progress: OnProgress | None = None) ->
     batch = _batch_problem(request)
     if batch is not None:
         return _wrap(_infeasible_body(request, batch), started, 0.0)
-    found = search(request, on_progress)
+    found = search(request, on_progress, on_better=_Provisional.of(request, started, on_provisional))
     searched = monotonic() - started
     if found.best is None or found.assignment is None:
         return _wrap(_infeasible_body(request, explain_infeasible(request)), started, searched)
-    return _wrap(_feasible_body(request, found, on_progress), started, searched)
+    return _wrap(_feasible_body(request, found), started, searched)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Provisional:
+    """Turns the best plan so far into a whole one, where it is better than the last and some time has gone by."""
+
+    request: PlanRequest
+    started: float
+    give: Callable[[Plan], None]
+    next_at: float
+    given: int | None = None
+
+    @classmethod
+    def of(cls, request: PlanRequest, started: float, give: Callable[[Plan], None] | None) -> "_Provisional | None":
+        """Nothing to do where nobody wants provisional plans."""
+        if give is None:
+            return None
+        return cls(request=request, started=started, give=give, next_at=started + FIRST_PROVISIONAL_S)
+
+    def __call__(self, incumbent: int, found: Callable[[], Found]) -> None:
+        """As `OnBetter`."""
+        now = monotonic()
+        if incumbent == self.given or now < self.next_at:
+            return
+        self.given = incumbent
+        body = _feasible_body(self.request, found(), is_provisional=True)
+        self.give(_wrap(body, self.started, now - self.started))
+        after = monotonic()
+        self.next_at = after + max(FIRST_PROVISIONAL_S, PROVISIONAL_SHARE * (after - now))
 
 
 def _wrap(body: PlanBody, started: float, search_s: float) -> Plan:
@@ -64,11 +112,14 @@ def _wrap(body: PlanBody, started: float, search_s: float) -> Plan:
     return Plan.of(body, timings=timings, created_at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _feasible_body(request: PlanRequest, found: Found, on_progress: OnProgress | None) -> PlanBody:
+def _feasible_body(request: PlanRequest, found: Found, *, is_provisional: bool = False) -> PlanBody:
     assert found.best is not None
     assert found.assignment is not None
     decisions = found.best.unpack(request, found.assignment)
     predictions = predict(request, decisions)
+    certificate = _certificate(request, predictions, found)
+    if is_provisional:
+        certificate = certificate.model_copy(update={"status": "provisional"})
     body = PlanBody(
         name=request.model.name,
         outcome="feasible",
@@ -76,15 +127,13 @@ def _feasible_body(request: PlanRequest, found: Found, on_progress: OnProgress |
         world_size=decisions.mesh.num_ranks,
         decisions=decisions,
         predictions=predictions,
-        certificate=_certificate(request, predictions, found),
-        reasons=reasons_of(request, found, decisions, predictions),
+        certificate=certificate,
+        reasons=Reasons() if is_provisional else reasons_of(request, found, decisions, predictions),
         inputs=input_hashes(request),
         requires=_requirements(decisions, request.model),
         planner_version=__version__,
     )
     _require_agreement(request, body, found)
-    certificate = body.certificate
-    assert certificate is not None
     return body.model_copy(update={"certificate": certificate.model_copy(update={"checker": "passed"})})
 
 

@@ -7,7 +7,7 @@ shows that it cannot improve the best plan by more than half of the accepted gap
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
@@ -48,6 +48,8 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+OnBetter = Callable[[int, Callable[[], "Found"]], None]
+"""Told what the best plan so far reaches; calling its second argument gives the state of the search, unfinished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ def search(
     *,
     goal: Goal | None = None,
     only_first: bool = False,
+    on_better: OnBetter | None = None,
 ) -> Found:
     """The best plan over all global choices and all decisions in them.
 
@@ -82,12 +85,13 @@ def search(
         on_progress: told how far the search is.
         goal: what to minimise within which bounds, the request's own where it is not given.
         only_first: any plan that keeps the bounds will do.
+        on_better: told of the best plan so far, every now and then.
 
     Raises:
         InconsistentRequest: the fixed choices leave nothing to search.
         KeyboardInterrupt: a person stopped it before there was a plan.
     """
-    return _Search(request, on_progress, goal or Goal.of(request), only_first).run()
+    return _Search(request, on_progress, goal or Goal.of(request), only_first, on_better).run()
 
 
 @dataclass(slots=True)
@@ -96,6 +100,7 @@ class _Search:
     on_progress: OnProgress | None
     goal: Goal
     only_first: bool
+    on_better: OnBetter | None
     started: float = field(default_factory=monotonic)
     nodes: list[Node] = field(default_factory=list)
     queue: list[tuple[int, int, Node]] = field(default_factory=list)
@@ -140,12 +145,15 @@ class _Search:
             raise InconsistentRequest(
                 "fixed: no plan is left; the choices contradict each other, the cluster or the client's features"
             )
-        bound = self._bound() if self.is_counted else 0
-        self._tidy(bound)
+        found = self._found()
+        self._tidy(found.lower_bound)
+        return replace(found, best=self.best, assignment=self.assignment)
+
+    def _found(self) -> Found:
         return Found(
             best=self.best,
             assignment=self.assignment,
-            lower_bound=bound,
+            lower_bound=self._bound() if self.is_counted else 0,
             nodes=tuple(self.nodes),
             num_regions=self.num_regions,
             num_pruned=self._num_pruned() if self.is_counted else 0,
@@ -178,6 +186,7 @@ class _Search:
         first = len(self.nodes)
         for region in regions(self.request, self.goal, offloads=offloads):
             self.num_regions += 1
+            self._tell()
             floor = region.floor
             if floor is None:
                 continue
@@ -411,3 +420,8 @@ class _Search:
             bound = self._bound() if self.is_counted else None
             known = {f"incumbent_{unit}": self.incumbent, f"bound_{unit}": bound}
             self.on_progress(Progress(elapsed_s=monotonic() - self.started, message=message, **known))
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.on_better is not None and self.incumbent is not None:
+            self.on_better(self.incumbent, self._found)

@@ -197,10 +197,15 @@ def still_running(session: Session, fences: Mapping[str, int]) -> set[str]:
     return {job_id for job_id, fence in session.execute(query) if fences[job_id] == fence}
 
 
+def holds(session: Session, job_id: str, *, fence: int) -> bool:
+    """Whether a run may still write to its job; nobody can take it over before the transaction ends."""
+    holder = select(JobRow.fence).where(JobRow.job_id == job_id, JobRow.state == JobState.RUNNING)
+    return session.scalar(holder.with_for_update()) == fence
+
+
 def add_event(session: Session, job_id: str, *, fence: int, data: dict[str, Any]) -> bool:
     """Append progress; returns False when a later run has taken over."""
-    holder = select(JobRow.fence).where(JobRow.job_id == job_id, JobRow.state == JobState.RUNNING)
-    if session.scalar(holder.with_for_update()) != fence:
+    if not holds(session, job_id, fence=fence):
         return False
     last = session.scalar(select(func.max(JobEventRow.sequence)).where(JobEventRow.job_id == job_id))
     session.add(JobEventRow(job_id=job_id, sequence=(last or 0) + 1, at_us=now_us(), data=data))

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from api.service.callers import Caller
 from api.service.errors import JobFailed, NotFound
 from api.service.feed import JobFeed
-from profiles_db import jobs
+from profiles_db import jobs, provisional
 from profiles_db.engine import Database
 from profiles_db.tables import JobEventRow, JobRow, JobState
 
@@ -19,10 +19,12 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job and its newest progress."""
+    """A job, its newest progress, and the best plan so far."""
 
     job: JobRow
     progress: JobEventRow | None
+    provisional_plan_id: str | None
+    """None before there is one, and again when the proven plan has replaced it."""
 
     @property
     def is_final(self) -> bool:
@@ -48,7 +50,11 @@ class JobService:
             job = jobs.get(session, tenant, job_id)
             if job is None:
                 raise NotFound("job", job_id)
-            return JobView(job=job, progress=jobs.last_event(session, job_id))
+            return JobView(
+                job=job,
+                progress=jobs.last_event(session, job_id),
+                provisional_plan_id=provisional.latest(session, job_id) if job.plan_id is None else None,
+            )
 
     def cancel(self, caller: Caller, job_id: str) -> JobView:
         """End a job, wherever it is; one that has ended is left as it is.
@@ -78,8 +84,11 @@ class JobService:
     async def follow(
         self, tenant: str, job_id: str, after: int, *, silence_s: float
     ) -> AsyncIterator[JobEventRow | JobView | None]:
-        """Progress after a sequence number as it comes, then the ended job; None after `silence_s` of nothing."""
+        """Progress after a sequence number as it comes, the job at each new provisional plan, then the ended job;
+        None after `silence_s` of nothing.
+        """
         spoke_at = time.monotonic()
+        provisional_plan_id = None
         with self._feed.watch(job_id) as watcher:
             while True:
                 view = await run_in_threadpool(self.get, tenant, job_id)
@@ -90,6 +99,9 @@ class JobService:
                 if events:
                     spoke_at = time.monotonic()
                     continue
+                if view.provisional_plan_id not in (None, provisional_plan_id) and not view.is_final:
+                    provisional_plan_id = view.provisional_plan_id
+                    yield view
                 if view.is_final:
                     yield view
                     return

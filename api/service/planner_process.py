@@ -40,7 +40,7 @@ class _ProgressEvent(Progress):
 
 
 class _PlanEvent(BaseModel):
-    event: Literal["plan"]
+    event: Literal["plan", "provisional"]
     plan: Plan
 
 
@@ -97,8 +97,15 @@ class PlannerProcesses:
             for process in self._running:
                 process.kill()
 
-    def run(self, request_json: bytes, on_progress: Callable[[Progress], None], switch: StopSwitch) -> Plan:
-        """Solve a request; `on_progress` is called in this thread.
+    def run(
+        self,
+        request_json: bytes,
+        switch: StopSwitch,
+        *,
+        on_progress: Callable[[Progress], None],
+        on_provisional: Callable[[Plan], None],
+    ) -> Plan:
+        """Solve a request; `on_progress`, and `on_provisional` with the best plan so far, are called in here.
 
         Raises:
             JobFailed: the planner refused the request, crashed, or ran out of time or memory.
@@ -111,7 +118,7 @@ class PlannerProcesses:
             with self._started(request_file, errors_file) as process, _limited(process, self._wall_s) as clock:
                 switch.attach(process)
                 try:
-                    last = self._follow(process, on_progress)
+                    last = self._follow(process, on_progress, on_provisional)
                     status = process.wait()
                 except JobFailed:
                     if self._stopping or switch.is_struck:
@@ -154,7 +161,10 @@ class PlannerProcesses:
                 self._running.discard(process)
 
     def _follow(
-        self, process: subprocess.Popen[bytes], on_progress: Callable[[Progress], None]
+        self,
+        process: subprocess.Popen[bytes],
+        on_progress: Callable[[Progress], None],
+        on_provisional: Callable[[Plan], None],
     ) -> _PlanEvent | _ErrorEvent | None:
         assert process.stdout is not None
         for line in process.stdout:
@@ -165,10 +175,13 @@ class PlannerProcesses:
                     return None
                 _log.error("planner_wrote_nonsense", line=line[:200].decode(errors="replace"))
                 raise JobFailed("planner_failed", "the planner answered out of contract") from error
-            if isinstance(event, _ProgressEvent):
-                on_progress(Progress(**event.model_dump(exclude={"event"})))
-            else:
-                return event
+            match event:
+                case _ProgressEvent():
+                    on_progress(Progress(**event.model_dump(exclude={"event"})))
+                case _PlanEvent(event="provisional", plan=plan):
+                    on_provisional(plan)
+                case _:
+                    return event
         return None
 
     def _failure(self, status: int, errors_file: IO[bytes], *, timed_out: bool) -> JobFailed | PlannerKilled:

@@ -10,7 +10,7 @@ from api.service.metrics import Metrics
 from api.service.parsing import SHA256, parse_document, parse_json
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from planner.schema import PlanRequest
-from profiles_db import documents, jobs, plans, requests
+from profiles_db import documents, jobs, plans, provisional, requests
 from profiles_db.engine import Database
 from profiles_db.pages import Cursor, Page
 from profiles_db.tables import JobPriority, JobRow, JobState, PlanRow
@@ -49,7 +49,16 @@ class PlanService:
             InvalidJson, InvalidDocument, UnknownReference: the body is not a request.
             TooManyJobs: it needs a job, and the caller has as many as it may have.
         """
-        request = self.parse(caller.tenant, body)
+        return self.submit_request(caller, self.parse(caller.tenant, body), priority)
+
+    def submit_request(
+        self, caller: Caller, request: PlanRequest, priority: JobPriority = JobPriority.LAUNCHER
+    ) -> JobRow:
+        """As `submit`, of a request that is no body.
+
+        Raises:
+            TooManyJobs: it needs a job, and the caller has as many as it may have.
+        """
         job = self._job_of(caller, request, priority)
         if not JobState(job.state).is_final:
             self._enqueue(job)
@@ -106,13 +115,13 @@ class PlanService:
         return job
 
     def get(self, tenant: str, plan_id: str) -> bytes:
-        """JSON of a plan.
+        """JSON of a plan, proven or provisional.
 
         Raises:
             NotFound: the tenant has no such plan.
         """
         with self._database.read() as session:
-            body = plans.get_bytes(session, tenant, plan_id)
+            body = plans.get_bytes(session, tenant, plan_id) or provisional.get_bytes(session, tenant, plan_id)
         if body is None:
             raise NotFound("plan", plan_id)
         return body

@@ -17,7 +17,7 @@ from api.service.metrics import Metrics
 from api.service.planner_process import PlannerProcesses, Progress, StopSwitch
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from planner.schema import Plan, PlanRequest
-from profiles_db import jobs, plans, requests
+from profiles_db import jobs, plans, provisional, requests
 from profiles_db.engine import Database, is_outage
 from profiles_db.tables import JobRow, JobState
 
@@ -179,20 +179,23 @@ class Solver:
         assert request is not None, "foreign keys keep the request of a job"
         self._metrics.planner_starts.inc()
         with self._metrics.solve_seconds.time():
-            reporter = _Reporter(self._database, self._feed, job)
-            plan = self._processes.run(request.canonical_bytes(), reporter, switch)
+            reporter = _Reporter(self._database, self._feed, job, request)
+            plan = self._processes.run(
+                request.canonical_bytes(),
+                switch,
+                on_progress=reporter.take,
+                on_provisional=reporter.keep,
+            )
             reporter.flush()
         _check(plan, job, request)
         return plan
 
     def _publish(self, job: JobRow, plan: Plan) -> None:
-        envelope = plan.envelope.model_copy(
-            update={"job_id": job.job_id, "created_at": datetime.now(UTC).isoformat(timespec="milliseconds")}
-        )
-        plan_id = envelope.plan_id
+        plan_id = plan.envelope.plan_id
+        signed = _with_envelope(plan, job)
 
         def publish(session: Session) -> None:
-            plans.put(session, job.tenant, plan.model_copy(update={"envelope": envelope}))
+            plans.put(session, job.tenant, signed)
             if not jobs.finish(session, job.job_id, fence=job.fence, plan_id=plan_id):
                 raise Interrupted
 
@@ -217,14 +220,15 @@ class Solver:
 class _Reporter:
     """Writes progress, thinned out, and loses it while the database is away; stops a run that was taken over."""
 
-    def __init__(self, database: Database, feed: JobFeed, job: JobRow) -> None:
+    def __init__(self, database: Database, feed: JobFeed, job: JobRow, request: PlanRequest) -> None:
         self._database = database
         self._feed = feed
         self._job = job
+        self._request = request
         self._next_at = 0.0
         self._held_back: Progress | None = None
 
-    def __call__(self, progress: Progress) -> None:
+    def take(self, progress: Progress) -> None:
         """Take progress; what comes too soon after the last is held back, and replaced by what comes next."""
         self._held_back = progress
         if time.monotonic() >= self._next_at:
@@ -237,14 +241,29 @@ class _Reporter:
         data = self._held_back.model_dump()
         self._held_back = None
         self._next_at = time.monotonic() + PROGRESS_INTERVAL_S
+        self._write(lambda session: jobs.add_event(session, self._job.job_id, fence=self._job.fence, data=data))
+
+    def keep(self, plan: Plan) -> None:
+        """Write the best plan so far, after the progress that led to it."""
+        _check(plan, self._job, self._request)
+        self.flush()
+        whole = _with_envelope(plan, self._job)
+        self._write(lambda session: provisional.put(session, self._job, whole))
+
+    def _write(self, work: Callable[[Session], bool]) -> None:
         try:
             with self._database.write() as session:
-                if not jobs.add_event(session, self._job.job_id, fence=self._job.fence, data=data):
+                if not work(session):
                     raise Interrupted
         except Exception as error:
             if not is_outage(error):
                 raise
         self._feed.notify(self._job.job_id)
+
+
+def _with_envelope(plan: Plan, job: JobRow) -> Plan:
+    made = {"job_id": job.job_id, "created_at": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    return plan.model_copy(update={"envelope": plan.envelope.model_copy(update=made)})
 
 
 def _check(plan: Plan, job: JobRow, request: PlanRequest) -> None:

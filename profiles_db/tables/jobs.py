@@ -96,8 +96,6 @@ class ProvisionalPlanRow(Base):
     plan_id: Mapped[str] = mapped_column(HASH, primary_key=True)
     tenant: Mapped[str] = mapped_column(TENANT)
     created_at_us: Mapped[int] = mapped_column(BigInteger)
-    hint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """Where the search was, for a search of the same request to go on from."""
     body: Mapped[bytes] = mapped_column(LargeBinary, deferred=True, deferred_raiseload=True)
 
 

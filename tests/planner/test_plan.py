@@ -14,6 +14,7 @@ from planner.schema import (
     Objective,
     OptimizerGroup,
     OptimizerName,
+    Plan,
     PlanRequest,
     SearchLimits,
     UnsupportedField,
@@ -251,3 +252,20 @@ def test_declared_but_unsupported_fields_are_refused(path: str, update: dict[str
     with pytest.raises(UnsupportedField) as error:
         make_plan(request.model_copy(update={"workload": workload}))
     assert error.value.path == path
+
+
+def test_provisional_plans_are_checked_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.plan.FIRST_PROVISIONAL_S", 0.0)
+    given: list[Plan] = []
+    request = tiny_request(tiny_model(3, block=BLOCK), tiny_cluster(4))
+    plan = make_plan(request, on_provisional=given.append)
+    assert plan.body == make_plan(request).body
+    assert given
+    certificates = [one.body.certificate for one in given]
+    assert all(one.verify() and one.body.inputs == plan.body.inputs for one in given)
+    assert {certificate.checker for certificate in certificates} == {"passed"}
+    assert {certificate.status for certificate in certificates} == {"provisional"}
+    values = [certificate.value for certificate in certificates]
+    assert values == sorted(values, reverse=True)
+    assert all(certificate.lower_bound <= plan.body.certificate.value for certificate in certificates)
+    assert all(not check(request, one.body).problems for one in given)

@@ -44,7 +44,8 @@ def cancel_job(caller: Planner, services: ServicesDep, job_id: JobId) -> Any:  #
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Server-sent events: `progress` while the search runs, then one `done` with the job.",
+            "description": "Server-sent events: `progress` while the search runs, `provisional` with the job when "
+            "there is a better plan so far, then one `done` with the job.",
             "content": {
                 "text/event-stream": {
                     "example": 'id: 1\nevent: progress\ndata: {"sequence":1,"incumbent_ns":812000000}\n\n'
@@ -73,6 +74,7 @@ async def _stream(services: Services, tenant: str, job_id: str, after: int) -> A
                 progress = JobProgress(sequence=item.sequence, at=timestamp(item.at_us), **item.data)
                 yield f"id: {item.sequence}\nevent: progress\ndata: {progress.model_dump_json()}\n\n"
             case JobView():
-                yield f"event: done\ndata: {Job.of(item).model_dump_json()}\n\n"
+                event = "done" if item.is_final else "provisional"
+                yield f"event: {event}\ndata: {Job.of(item).model_dump_json()}\n\n"
             case None:
                 yield ": still here\n\n"

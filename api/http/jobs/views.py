@@ -49,6 +49,7 @@ class Job(BaseModel):
                         "message": "mesh 8 x 16",
                     },
                     "plan_id": None,
+                    "provisional_plan_id": None,
                     "problem": None,
                     "links": {"self": "/v1/jobs/...", "events": "/v1/jobs/.../events"},
                 }
@@ -67,6 +68,8 @@ class Job(BaseModel):
     finished_at: str | None
     progress: JobProgress | None
     plan_id: str | None
+    provisional_plan_id: str | None
+    """The best plan so far, until the proven one replaces it; a cancelled job keeps it."""
     problem: Problem | None
     links: dict[str, str]
 
@@ -77,6 +80,8 @@ class Job(BaseModel):
         links = {"self": job_link(row.job_id), "events": f"{job_link(row.job_id)}/events"}
         if row.plan_id is not None:
             links["plan"] = f"/v1/plans/{row.plan_id}"
+        if view.provisional_plan_id is not None:
+            links["provisional_plan"] = f"/v1/plans/{view.provisional_plan_id}"
         return cls(
             job_id=row.job_id,
             state=JobState(row.state),
@@ -89,6 +94,7 @@ class Job(BaseModel):
             finished_at=timestamp(row.finished_at_us) if row.finished_at_us is not None else None,
             progress=progress_of(view),
             plan_id=row.plan_id,
+            provisional_plan_id=view.provisional_plan_id,
             problem=problem_of(view),
             links=links,
         )

@@ -1,10 +1,11 @@
 """`/v1/plans`: ask for a plan, get one, list them."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 
 from api.http.body import with_body
@@ -26,6 +27,7 @@ from api.http.openapi import NOT_CHANGED, PROBLEM_RESPONSES, document_body, docu
 from api.http.problems import failure_of
 from api.service.jobs import JobView
 from api.service.plans import PlanFilter
+from api.service.services import Services
 from profiles_db.tables import JobPriority, PlanRow
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
@@ -82,6 +84,14 @@ class PlanSummary(BaseModel):
         )
 
 
+class Accepted(Job):
+    """A job that works on a plan, and the best plan so far: usable, and checked like any other, but not proven."""
+
+    provisional_plan: Annotated[
+        dict[str, Any] | None, WithJsonSchema({"anyOf": [{"$ref": "#/components/schemas/Plan"}, {"type": "null"}]})
+    ]
+
+
 class PlanPage(BaseModel):
     """Plans, newest first; `next` is the cursor of the next page."""
 
@@ -95,7 +105,7 @@ class PlanPage(BaseModel):
     response_class=Response,
     responses={
         200: document_response("Plan", "The plan. It may be infeasible: that is a result, with its reason."),
-        202: {"model": Job, "description": "Not ready within `wait`: the job that works on it."},
+        202: {"model": Accepted, "description": "Not ready within `wait`: the job, and the best plan so far."},
         **PROBLEM_RESPONSES,
     },
     openapi_extra=document_body(
@@ -112,22 +122,27 @@ async def create_plan(
 ) -> Response:
     """Model, cluster, workload and profile in, one plan out. Model, cluster and profile may be given as the
     `sha256:` hash of a stored document. The same request gives the same plan; equal requests share one search.
+    Who cannot wait for the proof gets the best plan so far with the job: its certificate says `provisional`.
     """
     submitted = await with_body(request, services.plans.submit, caller, body, JobPriority[priority.upper()])
     view = await services.jobs.wait(caller.tenant, submitted.job_id, wait)
     if view.job.problem is not None:
         raise failure_of(view.job.problem)
     if view.job.plan_id is None:
-        return _accepted(view)
+        return await run_in_threadpool(_accepted, services, view)
     plan = await run_in_threadpool(services.plans.get, caller.tenant, view.job.plan_id)
     response = tagged(request, plan, view.job.plan_id)
     response.headers["Content-Location"] = f"/v1/plans/{view.job.plan_id}"
     return response
 
 
-def _accepted(view: JobView) -> Response:
+def _accepted(services: Services, view: JobView) -> Response:
     headers = {"Location": job_link(view.job.job_id), "Retry-After": "1"}
-    return JSONResponse(Job.of(view).model_dump(mode="json"), 202, headers=headers)
+    provisional = None
+    if view.provisional_plan_id is not None:
+        provisional = json.loads(services.plans.get(view.job.tenant, view.provisional_plan_id))
+    job = Job.of(view).model_dump(mode="json")
+    return JSONResponse({**job, "provisional_plan": provisional}, 202, headers=headers)
 
 
 @router.get("", summary="List plans", response_model=PlanPage, responses=PROBLEM_RESPONSES)

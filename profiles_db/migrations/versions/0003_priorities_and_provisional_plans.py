@@ -37,7 +37,6 @@ def upgrade() -> None:
         sa.Column("plan_id", sa.String(length=71), nullable=False),
         sa.Column("tenant", sa.String(length=63), nullable=False),
         sa.Column("created_at_us", sa.BigInteger(), nullable=False),
-        sa.Column("hint", sa.JSON(), nullable=True),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.job_id"], name=op.f("fk_provisional_plans_job_id_jobs"), ondelete="CASCADE"

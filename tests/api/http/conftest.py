@@ -6,6 +6,7 @@ import pytest
 import structlog
 from fastapi.testclient import TestClient
 
+from tests.api.http.gated import Gated
 from tests.api.http.server import Server, running_client
 
 structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
@@ -34,3 +35,8 @@ def client(database_url: str) -> Iterator[TestClient]:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'test.db'}"
+
+
+@pytest.fixture
+def gated(start_server, database_url: str, tmp_path: Path) -> Callable[..., Gated]:
+    return lambda **environment: Gated(start_server, database_url, tmp_path / "gate", **environment)

@@ -1,8 +1,8 @@
 """A planner that does what a folder says: waits for a person at its gate, then plans with the real one.
 
 Run as `python scripted_planner.py FOLDER` with a request on standard input. Files in the folder: `started` gets the
-name of each model as its search starts; a search goes on when `open` or `open-NAME` is there; with `provisional` there,
-it gives its plan as a provisional one first.
+name of each model as its search starts; a search goes on when `open` or `open-NAME` is there; with `provisional`
+there, it gives its plan as a provisional one first.
 """
 
 import json
@@ -11,11 +11,22 @@ import time
 from pathlib import Path
 
 from planner.plan import make_plan
-from planner.schema import PlanRequest
+from planner.schema import Plan, PlanRequest
 
 
 def emit(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def emit_plan(event: str, plan: Plan) -> None:
+    emit(event, plan=plan.model_dump(mode="json", exclude_defaults=True))
+
+
+def unproven(plan: Plan) -> Plan:
+    certificate = plan.body.certificate
+    assert certificate is not None
+    weaker = {"status": "provisional", "lower_bound": 0, "gap": 1.0}
+    return Plan.of(plan.body.model_copy(update={"certificate": certificate.model_copy(update=weaker)}))
 
 
 def main() -> None:
@@ -26,9 +37,11 @@ def main() -> None:
         file.write(f"{name}\n")
     emit("progress", elapsed_s=0.0, message="at the gate")
     plan = make_plan(request)
+    if (folder / "provisional").exists():
+        emit_plan("provisional", unproven(plan))
     while not ((folder / "open").exists() or (folder / f"open-{name}").exists()):
         time.sleep(0.02)
-    emit("plan", plan=plan.model_dump(mode="json", exclude_defaults=True))
+    emit_plan("plan", plan)
 
 
 if __name__ == "__main__":

@@ -1,55 +1,10 @@
-import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from api.service.callers import Scope
 from api.service.keys import KeyService, NewKey
 from profiles_db import migrations
 from profiles_db.engine import Database
-from tests.api.http import scripted_planner
-from tests.api.http.server import Server, bearer, decoder_request, wait_until
-
-
-def named(name: str) -> dict:
-    request = decoder_request(1)
-    return {**request, "model": {**request["model"], "name": name}}
-
-
-class Gated:
-    """A server with one slot whose planners wait at a gate."""
-
-    def __init__(self, start: Callable[..., Server], url: str, folder: Path, **environment: str) -> None:
-        self.folder = folder
-        folder.mkdir()
-        command = [sys.executable, "-P", scripted_planner.__file__, str(folder)]
-        self.server = start(
-            url,
-            SHARDWRIGHT_PLANNER_COMMAND=json.dumps(command),
-            SHARDWRIGHT_MAX_CONCURRENT_SOLVES="1",
-            **environment,
-        )
-
-    def post(self, name: str, priority: str = "launcher", token: str | None = None) -> str:
-        headers = {} if token is None else bearer(token)
-        parameters = {"wait": 0, "priority": priority}
-        answer = self.server.http.post("/v1/plans", params=parameters, json=named(name), headers=headers)
-        assert answer.status_code == 202
-        return answer.headers["Location"]
-
-    def started(self) -> list[str]:
-        path = self.folder / "started"
-        return path.read_text().split() if path.exists() else []
-
-    def open(self) -> None:
-        (self.folder / "open").touch()
-
-
-@pytest.fixture
-def gated(start_server, database_url: str, tmp_path: Path) -> Callable[..., Gated]:
-    return lambda **environment: Gated(start_server, database_url, tmp_path / "gate", **environment)
+from tests.api.http.server import wait_until
 
 
 def test_launchers_run_before_batches(gated) -> None:
