@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     max_concurrent_solves: Annotated[int, Field(ge=1)] = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2)
     )
+    embedded_worker: bool = True
+    """Search in the server too; without, `shardwright worker` processes do, which need PostgreSQL."""
     max_solves_per_key: Annotated[int, Field(ge=1)] = 8
     """Searches of one priority that one key may have running at a time, over all workers; further ones wait."""
     max_jobs_per_key: Annotated[int, Field(ge=1)] = 1000

@@ -16,6 +16,7 @@ from api.cli.serve import serve
 from api.cli.simulate import simulate
 from api.cli.timeline import timeline
 from api.cli.version import version
+from api.cli.worker import worker
 
 app = typer.Typer(
     cls=Commands,
@@ -43,5 +44,6 @@ app.command(rich_help_panel=_DESCRIBING)(describe)
 app.command(rich_help_panel=_DESCRIBING)(catalog)
 app.command(rich_help_panel=_DESCRIBING)(schema)
 app.command(rich_help_panel=_AROUND)(serve)
+app.command(rich_help_panel=_AROUND)(worker)
 app.add_typer(keys, name="keys", rich_help_panel=_AROUND)
 app.command(rich_help_panel=_AROUND)(version)

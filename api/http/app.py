@@ -27,7 +27,7 @@ LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the application; its lifespan takes the database, migrates it and runs jobs."""
-    services = Services(settings)
+    services = Services(settings, has_worker=settings.embedded_worker)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

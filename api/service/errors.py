@@ -44,6 +44,12 @@ class TooManyJobs(ShardwrightError):
     code = "too_many_jobs"
 
 
+class NeedsPostgresql(ShardwrightError):
+    """Several processes cannot share a SQLite file."""
+
+    code = "needs_postgresql"
+
+
 class InvalidJson(ShardwrightError):
     """The body is not JSON (RFC 8259) at all."""
 

@@ -1,7 +1,9 @@
 """Everything one server process holds, put together."""
 
+from api.runner import JobRunner
 from api.service.authentication import Authenticator
 from api.service.documents import DocumentService
+from api.service.errors import NeedsPostgresql
 from api.service.feed import JobFeed
 from api.service.jobs import JobService
 from api.service.keys import KeyService
@@ -10,7 +12,6 @@ from api.service.planner_process import PlannerProcesses
 from api.service.plans import PlanService
 from api.service.solve import Solver
 from api.settings import Settings
-from api.worker import JobRunner
 from profiles_db import migrations
 from profiles_db.engine import Database
 
@@ -20,8 +21,7 @@ STOP_TIMEOUT_S = 10.0
 class Services:
     """Use cases over one database. Nothing happens before `start`."""
 
-    def __init__(self, settings: Settings) -> None:
-        num_slots = settings.max_concurrent_solves
+    def __init__(self, settings: Settings, *, has_worker: bool = True) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.database = Database(settings.database_url.get_secret_value())
@@ -34,7 +34,7 @@ class Services:
             wall_s=settings.planner_wall_s,
         )
         self._solver = Solver(self.database, processes, feed, self.metrics, max_starts=settings.max_starts)
-        self.runner = JobRunner(self.database, settings, self._solver, num_slots=num_slots)
+        self.runner = JobRunner(self.database, settings, self._solver, has_worker=has_worker)
         self.documents = DocumentService(self.database)
         self.plans = PlanService(
             self.database, self.metrics, self.runner.enqueue, max_jobs_per_key=settings.max_jobs_per_key
@@ -45,8 +45,14 @@ class Services:
         """Take the database and bring its schema up to date.
 
         Raises:
+            NeedsPostgresql: no worker runs here, and on SQLite none could elsewhere.
             DatabaseInUse, DatabaseUnavailable: that is not possible.
         """
+        if self.database.is_sqlite and not self.runner.has_worker:
+            raise NeedsPostgresql(
+                f"{self.database.describe()} serves one process, the worker in it; leave embedded_worker on, or "
+                "give servers and workers one PostgreSQL database"
+            )
         self.database.claim_file()
         self.database.check()
         migrations.upgrade(self.database)
@@ -57,7 +63,7 @@ class Services:
         self.runner.start()
 
     def stop(self) -> None:
-        """Stop working and let go of the database."""
+        """Stop working and let go of the database; harmless where nothing was started."""
         self._solver.stop()
         self._solver.wait_idle(STOP_TIMEOUT_S)
         self.runner.stop()

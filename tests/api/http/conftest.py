@@ -7,23 +7,32 @@ import structlog
 from fastapi.testclient import TestClient
 
 from tests.api.http.gated import Gated
-from tests.api.http.server import Server, running_client
+from tests.api.http.server import Process, Server, Worker, running_client
 
 structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
 
 
-@pytest.fixture
-def start_server() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
+def _started(kind: type[Process]) -> Iterator[Callable[..., Process]]:
+    processes: list[Process] = []
 
-    def start(database_url: str, **environment: str) -> Server:
-        servers.append(Server(database_url, environment))
-        return servers[-1]
+    def start(database_url: str, **environment: str) -> Process:
+        processes.append(kind(database_url, environment))
+        return processes[-1]
 
     yield start
-    for server in servers:
-        if server.process.returncode is None:
-            server.end(signal.SIGKILL)
+    for process in processes:
+        if process.process.returncode is None:
+            process.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., Server]]:
+    yield from _started(Server)
+
+
+@pytest.fixture
+def start_worker() -> Iterator[Callable[..., Worker]]:
+    yield from _started(Worker)
 
 
 @pytest.fixture

@@ -15,19 +15,19 @@ def named(name: str) -> dict:
     return {**request, "model": {**request["model"], "name": name}}
 
 
+def gate(folder: Path) -> dict[str, str]:
+    """Environment of a process with one slot whose planners wait at the gate in a folder."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-P", scripted_planner.__file__, str(folder)]
+    return {"SHARDWRIGHT_PLANNER_COMMAND": json.dumps(command), "SHARDWRIGHT_MAX_CONCURRENT_SOLVES": "1"}
+
+
 class Gated:
-    """A server with one slot whose planners wait at a gate."""
+    """A server, and the gate that the planners of it and of its workers wait at."""
 
     def __init__(self, start: Callable[..., Server], url: str, folder: Path, **environment: str) -> None:
         self.folder = folder
-        folder.mkdir()
-        command = [sys.executable, "-P", scripted_planner.__file__, str(folder)]
-        self.server = start(
-            url,
-            SHARDWRIGHT_PLANNER_COMMAND=json.dumps(command),
-            SHARDWRIGHT_MAX_CONCURRENT_SOLVES="1",
-            **environment,
-        )
+        self.server = start(url, **gate(folder), **environment)
 
     def ask(self, name: str, token: str | None = None, **parameters: Any) -> Any:
         headers = {} if token is None else bearer(token)

@@ -63,17 +63,17 @@ def is_gone(pid: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
-class Server:
-    """A real server process on loopback."""
+class Process:
+    """A real process of ours that logs to its standard error."""
 
-    def __init__(self, database_url: str, environment: dict[str, str]) -> None:
-        code = "from api.http import serve; serve(port=0, log_format='json')"
+    def __init__(self, code: str, ready: str, database_url: str, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "SHARDWRIGHT_DATABASE_URL": database_url,
+                "SHARDWRIGHT_LOG_FORMAT": "json",
                 "SHARDWRIGHT_HEARTBEAT_S": "0.2",
                 "SHARDWRIGHT_HEARTBEAT_TIMEOUT_S": "1",
                 **environment,
@@ -85,8 +85,7 @@ class Server:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        self.url = self._log_until("listening")["url"]
-        self.http = httpx2.Client(base_url=self.url, timeout=300)
+        self.ready = self._log_until(ready)
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
@@ -102,22 +101,43 @@ class Server:
                 return entry
         if event is None:
             return {}
-        raise AssertionError(f"the server ended: {self.log}")
+        raise AssertionError(f"the process ended: {self.log}")
 
     def child_pids(self) -> list[int]:
-        """Planner processes of this server."""
+        """Planner processes of this one."""
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for task in tasks for pid in task.read_text().split()]
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """Send a signal and wait for the end."""
-        self.http.close()
         self.process.send_signal(number)
         self._log_until(None)
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
         self.process.wait()
+
+
+class Server(Process):
+    """A real server process on loopback."""
+
+    def __init__(self, database_url: str, environment: dict[str, str]) -> None:
+        super().__init__("from api.http import serve; serve(port=0)", "listening", database_url, environment)
+        self.url = self.ready["url"]
+        self.http = httpx2.Client(base_url=self.url, timeout=300)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal and wait for the end."""
+        self.http.close()
+        super().end(number)
+
+
+class Worker(Process):
+    """A real worker process."""
+
+    def __init__(self, database_url: str, environment: dict[str, str]) -> None:
+        code = "from api.settings import Settings; from api.worker import run; run(Settings())"
+        super().__init__(code, "working", database_url, environment)
 
 
 @contextmanager
