@@ -8,10 +8,10 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-layout check format schema clean
+.PHONY: help demo install test verify-program verify-search verify-layout verify-durability check format schema clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 demo: $(STAMPS)/cli ## Plan Llama-3-8B on 8 x H100 and print why (no torch, no GPU)
 	@$(BIN)/shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64
@@ -29,6 +29,9 @@ verify-search: $(STAMPS)/dev ## Compare plans with brute force on random small r
 
 verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random small problems (resumable)
 	@$(BIN)/python -m benchmarks.verify_layout $(VERIFY_ARGS)
+
+verify-durability: $(STAMPS)/dev ## Kill every process of a service at random moments (resumable)
+	@$(BIN)/python -m benchmarks.verify_durability $(VERIFY_ARGS)
 
 check: $(STAMPS)/dev ## Lint, format check, types, import rules, JSON schemas
 	@$(BIN)/ruff check .
