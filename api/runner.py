@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -54,6 +55,7 @@ class JobRunner:
         self._queue = DurableQueue(database, self.executor_id, self._solve)
         self._silence = Silence(0 if database.is_sqlite else settings.heartbeat_timeout_s)
         self._dead: Collection[str] = ()
+        self._beaten_at = 0.0
         self._stopping = threading.Event()
         self._work_left = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -85,6 +87,17 @@ class JobRunner:
                 executors.retire(session, self.executor_id)
         except Exception as error:
             _log_failure("retirement_failed", error)
+
+    def why_not_ready(self) -> str | None:
+        """Why no job can be handed to the queue now; None when all is well."""
+        if not self.is_running:
+            return "jobs are not worked on: the process starts or stops"
+        if not all(thread.is_alive() for thread in self._threads):
+            return "a thread that looks after the queue has ended; start the process again"
+        silent_s = time.monotonic() - self._beaten_at
+        if silent_s > self._settings.heartbeat_timeout_s:
+            return f"the queue was not heard of for {silent_s:.0f} seconds"
+        return None
 
     def enqueue(self, job: JobRow) -> None:
         """Let a job wait for its turn; one that does already may have become more urgent."""
@@ -147,6 +160,7 @@ class JobRunner:
                 num_slots=self._num_slots,
             )
             others = [row for row in executors.everyone(session) if row.executor_id != self.executor_id]
+        self._beaten_at = time.monotonic()
         self._dead = self._silence.dead({row.executor_id: row.heartbeat_at_us for row in others})
 
     def _tidy_up(self) -> None:

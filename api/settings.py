@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     """Unfinished jobs that one key may have; further requests are refused until some are done."""
     max_starts: Annotated[int, Field(ge=1)] = 3
     """Times that a job whose process died is started again before it is given up."""
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where a worker shows its metrics, on `host`; servers do at `/metrics`."""
     queue_poll_s: Annotated[float, Field(gt=0)] = 0.2
     heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 30.0

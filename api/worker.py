@@ -5,6 +5,7 @@ import threading
 from types import FrameType
 
 import structlog
+from prometheus_client import start_http_server
 
 from api.http.logs import configure_logs
 from api.service.errors import NeedsPostgresql
@@ -37,6 +38,8 @@ def run(settings: Settings) -> None:
         signal.signal(number, end)
     try:
         services.start()
+        if settings.metrics_port is not None:
+            start_http_server(settings.metrics_port, settings.host, services.metrics.registry)
         _log.info("working", slots=settings.max_concurrent_solves, executor=services.runner.executor_id)
         stop.wait()
         _log.info("stopping")

@@ -1,8 +1,8 @@
 """Deaths at random moments of each process, on SQLite (one process) and on PostgreSQL (a server and two workers).
 
 A trial sends a few requests while its victim gets SIGKILL (a worker also SIGSTOP, until another has done its work)
-at a random moment, then looks whether every accepted request ended with a plan, exactly one, that nothing overwrote,
-and whether a planner outlived its parent. The victim is started again, as a supervisor would do it.
+at a random moment, then looks whether every accepted request ended with a plan, exactly one, that nothing
+overwrote, and whether a planner outlived its parent. The victim is started again, as a supervisor would do it.
 
 Results are appended to `docs/measurements/durability/verify.jsonl`, one line for a trial; those of the same commit
 are not run again. Run from the repository:

@@ -130,6 +130,17 @@ def count_by_state(session: Session) -> dict[str, int]:
     return dict(rows.all())
 
 
+def count_queued(session: Session) -> dict[JobPriority, int]:
+    """Number of queued jobs of each priority."""
+    query = select(JobRow.priority, func.count()).where(JobRow.state == JobState.QUEUED).group_by(JobRow.priority)
+    return {JobPriority(priority): number for priority, number in session.execute(query)}
+
+
+def oldest_queued_us(session: Session) -> int | None:
+    """When the job was added that has waited longest."""
+    return session.scalar(select(func.min(JobRow.created_at_us)).where(JobRow.state == JobState.QUEUED))
+
+
 def num_unfinished(session: Session, submitted_by: str) -> int:
     """Number of jobs of one submitter that are queued or running."""
     query = select(func.count()).where(JobRow.submitted_by == submitted_by, JobRow.state.in_(_UNFINISHED))

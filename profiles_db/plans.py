@@ -2,7 +2,7 @@
 
 import zlib
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from planner.schema import Plan
@@ -38,6 +38,12 @@ def get_bytes(session: Session, tenant: str, plan_id: str) -> bytes | None:
     """JSON of a plan, the same bytes every time."""
     body = session.scalar(select(PlanRow.body).where(PlanRow.tenant == tenant, PlanRow.plan_id == plan_id))
     return None if body is None else zlib.decompress(body)
+
+
+def num_of_other_versions(session: Session, planner_version: str) -> int:
+    """Number of plans, over all tenants, that another version of the planner made."""
+    query = select(func.count()).select_from(PlanRow).where(PlanRow.planner_version != planner_version)
+    return session.scalar(query) or 0
 
 
 def page(

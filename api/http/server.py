@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import ExitStack, closing
+from types import FrameType
 from typing import Any
 
 import structlog
@@ -73,12 +74,25 @@ def run(settings: Settings) -> None:
         elif not services.authenticator.can_succeed():
             _log.warning("no_keys", remedy="make one with: shardwright keys create NAME")
         _log.info("listening", url=f"http://{shown}:{port}", database=services.database.describe())
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, server_header=False, timeout_graceful_shutdown=5)
+        server = _Server(
+            uvicorn.Config(app, log_config=None, server_header=False, timeout_graceful_shutdown=5), services
         )
         server.run(sockets=[listener])
         if not server.started:
             raise ServerFailed("the server could not start; its log says why")
+
+
+class _Server(uvicorn.Server):
+    """Lets those who wait for a plan go before it ends."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: from here on nobody waits, and no new connection is taken."""
+        self._services.jobs.drain()
+        super().handle_exit(sig, frame)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -9,9 +9,10 @@ from starlette.concurrency import run_in_threadpool
 from api.service.callers import Caller
 from api.service.errors import JobFailed, NotFound
 from api.service.feed import JobFeed
-from profiles_db import jobs, provisional
+from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
+from profiles_db import executors, jobs, plans, provisional
 from profiles_db.engine import Database
-from profiles_db.tables import JobEventRow, JobRow, JobState
+from profiles_db.tables import ExecutorRow, JobEventRow, JobPriority, JobRow, JobState
 
 POLL_S = 1.0
 """Jobs that another process runs are looked at this often."""
@@ -32,6 +33,19 @@ class JobView:
         return JobState(self.job.state).is_final
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Jobs, processes and plans of all tenants."""
+
+    by_state: dict[str, int]
+    queued_by_priority: dict[JobPriority, int]
+    oldest_queued_us: int | None
+    """When the job was posted that has waited longest; None when none waits."""
+    executors: tuple[ExecutorRow, ...]
+    num_outdated_plans: int
+    """Plans that another version of the planner made."""
+
+
 class JobService:
     """Reads jobs and cancels them. `stop` ends the run of a cancelled one, wherever it is queued or runs."""
 
@@ -39,6 +53,11 @@ class JobService:
         self._database = database
         self._feed = feed
         self._stop = stop
+        self._is_draining = False
+
+    def drain(self) -> None:
+        """From now on nobody waits: who does hears within a second how far its job is. Safe in a signal handler."""
+        self._is_draining = True
 
     def get(self, tenant: str, job_id: str) -> JobView:
         """A job.
@@ -77,7 +96,7 @@ class JobService:
             while True:
                 view = await run_in_threadpool(self.get, tenant, job_id)
                 left = deadline - time.monotonic()
-                if view.is_final or left <= 0:
+                if view.is_final or left <= 0 or self._is_draining:
                     return view
                 await watcher.changed(min(left, POLL_S))
 
@@ -105,6 +124,8 @@ class JobService:
                 if view.is_final:
                     yield view
                     return
+                if self._is_draining:
+                    return
                 if time.monotonic() - spoke_at >= silence_s:
                     spoke_at = time.monotonic()
                     yield None
@@ -114,7 +135,13 @@ class JobService:
         with self._database.read() as session:
             return list(jobs.events_after(session, job_id, sequence))
 
-    def count_by_state(self) -> dict[str, int]:
-        """Number of jobs in each state."""
+    def overview(self) -> Overview:
+        """How busy the service is."""
         with self._database.read() as session:
-            return jobs.count_by_state(session)
+            return Overview(
+                by_state=jobs.count_by_state(session),
+                queued_by_priority=jobs.count_queued(session),
+                oldest_queued_us=jobs.oldest_queued_us(session),
+                executors=tuple(executors.everyone(session)),
+                num_outdated_plans=plans.num_of_other_versions(session, PLANNER_VERSION),
+            )

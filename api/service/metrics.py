@@ -2,7 +2,12 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from api.service.jobs import Overview
+from profiles_db.tables import JobPriority, JobState, now_us
+
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0, 600.0)
+
+_GAPS = (0.0, 0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 
 
 class Metrics:
@@ -41,4 +46,46 @@ class Metrics:
             buckets=(*_SECONDS, 1800.0),
             registry=self.registry,
         )
+        self.gaps = Histogram(
+            "shardwright_plan_gap",
+            "Proven relative gap of published plans.",
+            buckets=_GAPS,
+            registry=self.registry,
+        )
+        self.provisional_answers = Counter(
+            "shardwright_provisional_answers",
+            "Requests answered with the best plan so far, since the proof took longer than they could wait.",
+            registry=self.registry,
+        )
+        self.queue_depth = Gauge(
+            "shardwright_queue_depth", "Jobs that wait, by priority.", ["priority"], registry=self.registry
+        )
+        self.queue_oldest_seconds = Gauge(
+            "shardwright_queue_oldest_seconds", "Age of the job that has waited longest.", registry=self.registry
+        )
+        self.workers = Gauge(
+            "shardwright_workers", "Processes that search and are not known to be dead.", registry=self.registry
+        )
+        self.slots = Gauge("shardwright_slots", "Searches that they can run at a time.", registry=self.registry)
+        self.heartbeat_age_seconds = Gauge(
+            "shardwright_heartbeat_age_seconds", "Age of the oldest of their heartbeats.", registry=self.registry
+        )
+        self.outdated_plans = Gauge(
+            "shardwright_outdated_plans", "Plans made by another version of the planner.", registry=self.registry
+        )
         self.jobs = Gauge("shardwright_jobs", "Jobs in the database by state.", ["state"], registry=self.registry)
+
+    def show(self, overview: Overview) -> None:
+        """Set the gauges that the database knows; they are the same in every process."""
+        now = now_us()
+        for state in JobState:
+            self.jobs.labels(state.value).set(overview.by_state.get(state, 0))
+        for priority in JobPriority:
+            self.queue_depth.labels(priority.name.lower()).set(overview.queued_by_priority.get(priority, 0))
+        oldest = overview.oldest_queued_us
+        self.queue_oldest_seconds.set(0.0 if oldest is None else (now - oldest) / 1e6)
+        workers = [row for row in overview.executors if row.num_slots and row.heartbeat_at_us]
+        self.workers.set(len(workers))
+        self.slots.set(sum(row.num_slots for row in workers))
+        self.heartbeat_age_seconds.set(max(((now - row.heartbeat_at_us) / 1e6 for row in workers), default=0.0))
+        self.outdated_plans.set(overview.num_outdated_plans)

@@ -200,6 +200,8 @@ class Solver:
                 raise Interrupted
 
         self._write(publish)
+        if plan.body.certificate is not None:
+            self._metrics.gaps.observe(plan.body.certificate.gap)
         self._done(job, plan.body.outcome, plan_id=plan_id)
 
     def _fail(self, job: JobRow, failure: JobFailed) -> None:

@@ -3,13 +3,13 @@
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
 
 from api.http.dependencies import Reader, ServicesDep
 from api.http.openapi import PROBLEM_RESPONSES
 from api.http.problems import problem_response
 from planner import __version__
 from profiles_db.engine import DatabaseUnavailable
-from profiles_db.tables import JobState
 
 router = APIRouter(tags=["health"])
 
@@ -27,16 +27,25 @@ async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz", summary="Is the server ready", response_model=Health, responses=PROBLEM_RESPONSES)
-def readyz(services: ServicesDep) -> Health | Response:
-    """503 while the database cannot be reached or jobs are not worked on."""
+class Readiness(Health):
+    """The server answers, and so many processes search. Without any, known plans are served and requests wait."""
+
+    workers: int
+    queued: int
+
+
+@router.get("/readyz", summary="Is the server ready", response_model=Readiness, responses=PROBLEM_RESPONSES)
+def readyz(services: ServicesDep) -> Readiness | Response:
+    """503 while the database cannot be reached, or this server cannot hand jobs to the queue."""
     try:
         services.database.check()
-    except DatabaseUnavailable:
+        overview = services.jobs.overview()
+    except (DatabaseUnavailable, SQLAlchemyError):
         return problem_response(503, "database_unavailable", "the database cannot be reached")
-    if not services.runner.is_running:
-        return problem_response(503, "not_running", "jobs are not worked on: the server starts or stops")
-    return Health()
+    if (why := services.runner.why_not_ready()) is not None:
+        return problem_response(503, "not_running", why)
+    workers = sum(row.num_slots > 0 and row.heartbeat_at_us > 0 for row in overview.executors)
+    return Readiness(workers=workers, queued=sum(overview.queued_by_priority.values()))
 
 
 @router.get(
@@ -50,7 +59,5 @@ def readyz(services: ServicesDep) -> Health | Response:
 )
 def metrics(_caller: Reader, services: ServicesDep) -> Response:
     """Counters and gauges of this process, and jobs by state in the database."""
-    counts = services.jobs.count_by_state()
-    for state in JobState:
-        services.metrics.jobs.labels(state.value).set(counts.get(state, 0))
+    services.metrics.show(services.jobs.overview())
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -3,6 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
+import structlog
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, WithJsonSchema
@@ -125,12 +126,14 @@ async def create_plan(
     Who cannot wait for the proof gets the best plan so far with the job: its certificate says `provisional`.
     """
     submitted = await with_body(request, services.plans.submit, caller, body, JobPriority[priority.upper()])
+    structlog.contextvars.bind_contextvars(job_id=submitted.job_id)
     view = await services.jobs.wait(caller.tenant, submitted.job_id, wait)
     if view.job.problem is not None:
         raise failure_of(view.job.problem)
     if view.job.plan_id is None:
         return await run_in_threadpool(_accepted, services, view)
     plan = await run_in_threadpool(services.plans.get, caller.tenant, view.job.plan_id)
+    structlog.contextvars.bind_contextvars(plan_id=view.job.plan_id)
     response = tagged(request, plan, view.job.plan_id)
     response.headers["Content-Location"] = f"/v1/plans/{view.job.plan_id}"
     return response
@@ -141,6 +144,7 @@ def _accepted(services: Services, view: JobView) -> Response:
     provisional = None
     if view.provisional_plan_id is not None:
         provisional = json.loads(services.plans.get(view.job.tenant, view.provisional_plan_id))
+        services.metrics.provisional_answers.inc()
     job = Job.of(view).model_dump(mode="json")
     return JSONResponse({**job, "provisional_plan": provisional}, 202, headers=headers)
 

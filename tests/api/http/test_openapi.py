@@ -69,7 +69,7 @@ def test_answers_follow_the_document(sqlite_url: str) -> None:
         check("PlanPage", client.get("/v1/plans").json())
         check("DocumentPage", client.get("/v1/models").json())
         check("Problem", client.get("/nothing").json())
-        check("Health", client.get("/readyz").json())
+        check("Readiness", client.get("/readyz").json())
 
 
 def test_the_examples_are_valid_documents() -> None:

@@ -143,6 +143,8 @@ def test_the_log_is_json_with_ids_and_without_secrets(start_server, sqlite_url: 
     server.end()
     entries = [entry for entry in server.log if entry.get("request_id") == "launch-7"]
     assert entries[-1]["status"] == 200
+    assert entries[-1]["plan_id"] == answer.json()["envelope"]["plan_id"]
+    assert entries[-1]["job_id"] == answer.json()["envelope"]["job_id"]
     finished = next(entry for entry in server.log if entry["event"] == "job_finished")
     assert finished["plan_id"] == answer.json()["envelope"]["plan_id"]
     assert finished["job_id"] == answer.json()["envelope"]["job_id"]
