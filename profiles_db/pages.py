@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -12,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from planner.schema.errors import ShardwrightError
 
 Row = TypeVar("Row")
+_REMEDY = "cursor is not one that a page gave out; start again without it"
 
 
 class InvalidCursor(ShardwrightError):
@@ -30,6 +32,17 @@ class Cursor:
     def encode(self) -> str:
         """Opaque text for URLs."""
         return base64.urlsafe_b64encode(f"{self.created_at_us}|{self.key}".encode()).decode().rstrip("=")
+
+    @property
+    def number(self) -> int:
+        """The key of rows that are numbered.
+
+        Raises:
+            InvalidCursor: it is the cursor of other rows.
+        """
+        if not re.fullmatch(r"[0-9]{1,9}", self.key):
+            raise InvalidCursor(_REMEDY)
+        return int(self.key)
 
     @classmethod
     def decode(cls, text: str) -> "Cursor":
@@ -50,7 +63,7 @@ class Cursor:
             or not cursor.key.isprintable()
             or not cursor.key
         ):
-            raise InvalidCursor("cursor is not one that a page gave out; start again without it")
+            raise InvalidCursor(_REMEDY)
         return cursor
 
 
@@ -83,3 +96,33 @@ def page_of(rows: Sequence[Any], key: str, *, limit: int) -> Page[Any]:
         return Page(items=items, next=None)
     last = items[-1]
     return Page(items=items, next=Cursor(created_at_us=last.created_at_us, key=getattr(last, key)).encode())
+
+
+def highest_first(
+    query: Select[Row], number: InstrumentedAttribute[int], *, cursor: Cursor | None, limit: int
+) -> Select[Row]:
+    """As `newest_first`, for rows that are numbered in their order.
+
+    Raises:
+        InvalidCursor: the cursor is that of other rows.
+    """
+    if cursor is not None:
+        query = query.where(number < cursor.number)
+    return query.order_by(number.desc()).limit(limit + 1)
+
+
+def lowest_first(
+    query: Select[Row], number: InstrumentedAttribute[int], *, cursor: Cursor | None, limit: int
+) -> Select[Row]:
+    """As `highest_first`, the other way round."""
+    if cursor is not None:
+        query = query.where(number > cursor.number)
+    return query.order_by(number).limit(limit + 1)
+
+
+def page_of_numbers(rows: Sequence[Any], number: str, *, limit: int) -> Page[Any]:
+    """As `page_of`, for rows that are numbered in their order."""
+    items = rows[:limit]
+    if len(rows) <= limit:
+        return Page(items=items, next=None)
+    return Page(items=items, next=Cursor(created_at_us=0, key=str(getattr(items[-1], number))).encode())

@@ -46,6 +46,11 @@ def num_of_other_versions(session: Session, planner_version: str) -> int:
     return session.scalar(query) or 0
 
 
+def get_row(session: Session, tenant: str, plan_id: str) -> PlanRow | None:
+    """The columns of a plan, without its body."""
+    return session.get(PlanRow, (tenant, plan_id))
+
+
 def page(
     session: Session,
     tenant: str,

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -54,3 +55,10 @@ def _load(
     body = documents.get_bytes(session, tenant, kind, content_hash)
     assert body is not None, "foreign keys keep the documents of a request"
     return document_type.from_json(body, source=f"stored {kind} {content_hash}")
+
+
+def fields(session: Session, tenant: str, request_hash: str) -> tuple[RequestRow, dict[str, Any]]:
+    """A stored request without its documents: their hashes, and its other fields that are not defaults."""
+    row = session.get(RequestRow, (tenant, request_hash))
+    assert row is not None, "foreign keys keep the requests of plans"
+    return row, json.loads(zlib.decompress(row.rest))

@@ -13,6 +13,7 @@ from api.http.health.endpoints import router as health_router
 from api.http.identity.endpoints import router as identity_router
 from api.http.jobs.endpoints import router as jobs_router
 from api.http.keys.endpoints import router as keys_router
+from api.http.lineages.endpoints import router as lineages_router
 from api.http.openapi import describe
 from api.http.plans.endpoints import router as plans_router
 from api.http.problems import add_problem_handlers
@@ -52,7 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     add_problem_handlers(app)
     for kind in DocumentKind:
         app.include_router(document_router(kind))
-    for router in (plans_router, jobs_router, keys_router, identity_router, health_router):
+    for router in (plans_router, lineages_router, jobs_router, keys_router, identity_router, health_router):
         app.include_router(router)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.is_local:

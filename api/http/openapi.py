@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from api.http.problems import MEDIA_TYPE, Problem
 from api.service.keys import NewKey, Rotation
+from api.service.lineages import Activation, NewRevision
 from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile, RequestReferences
 
 _CONTRACT: tuple[type[BaseModel], ...] = (
@@ -21,9 +22,12 @@ _CONTRACT: tuple[type[BaseModel], ...] = (
     Problem,
     NewKey,
     Rotation,
+    NewRevision,
+    Activation,
 )
 _TAGS = [
     {"name": "plans", "description": "Ask for plans, get and list them."},
+    {"name": "lineages", "description": "Revisions of a plan for one training, and which is active."},
     {"name": "jobs", "description": "Searches under way."},
     {"name": "models", "description": "Model descriptions, kept by content."},
     {"name": "clusters", "description": "Cluster descriptions, kept by content."},

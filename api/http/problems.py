@@ -12,15 +12,20 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from api.service.errors import (
+    AmbiguousLineage,
+    ChangedMeanwhile,
     Forbidden,
     IdentityProviderUnavailable,
     InvalidJson,
     JobFailed,
+    NoActivePlan,
+    NotActivatable,
     NotFound,
     TooManyJobs,
     TooManyValues,
     Unauthenticated,
     UnknownReference,
+    VersionMissing,
 )
 from planner.schema.errors import InvalidDocument, ShardwrightError
 
@@ -65,9 +70,14 @@ _STATUS_OF: dict[type[ShardwrightError], int] = {
     Unauthenticated: 401,
     Forbidden: 403,
     NotFound: 404,
+    NoActivePlan: 404,
+    AmbiguousLineage: 409,
+    NotActivatable: 409,
+    ChangedMeanwhile: 412,
     BodyTooLarge: 413,
     TooManyValues: 413,
     UnsupportedMediaType: 415,
+    VersionMissing: 428,
     TooManyJobs: 429,
     IdentityProviderUnavailable: 503,
 }

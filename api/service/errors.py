@@ -50,6 +50,36 @@ class NeedsPostgresql(ShardwrightError):
     code = "needs_postgresql"
 
 
+class AmbiguousLineage(ShardwrightError):
+    """Several lineages have the name."""
+
+    code = "ambiguous_lineage"
+
+
+class NoActivePlan(ShardwrightError):
+    """A lineage whose plans are all infeasible."""
+
+    code = "no_active_plan"
+
+
+class NotActivatable(ShardwrightError):
+    """A revision that nobody could train with, or that has been decided about."""
+
+    code = "not_activatable"
+
+
+class ChangedMeanwhile(ShardwrightError):
+    """Something is no longer what the caller saw when it decided."""
+
+    code = "changed_meanwhile"
+
+
+class VersionMissing(ShardwrightError):
+    """The caller does not say what it saw when it decided."""
+
+    code = "version_missing"
+
+
 class InvalidJson(ShardwrightError):
     """The body is not JSON (RFC 8259) at all."""
 

@@ -7,6 +7,7 @@ from api.service.errors import NeedsPostgresql
 from api.service.feed import JobFeed
 from api.service.jobs import JobService
 from api.service.keys import KeyService
+from api.service.lineages import LineageService
 from api.service.metrics import Metrics
 from api.service.planner_process import PlannerProcesses
 from api.service.plans import PlanService
@@ -40,6 +41,7 @@ class Services:
             self.database, self.metrics, self.runner.enqueue, max_jobs_per_key=settings.max_jobs_per_key
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
+        self.lineages = LineageService(self.database)
 
     def prepare(self) -> None:
         """Take the database and bring its schema up to date.
