@@ -8,10 +8,26 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from planner.schema import InvalidDocument, Plan, PlanRequest
 
 _log = logging.getLogger(__name__)
+
+
+class CacheKey(Protocol):
+    """What a cached plan is found by, and must agree with to be of use."""
+
+    @property
+    def text(self) -> str:
+        """Names the key; no two keys have the same."""
+
+    @property
+    def words(self) -> str:
+        """What is asked for, in an error."""
+
+    def mismatch(self, plan: Plan) -> str | None:
+        """Why a plan is not one for this key; None when it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +47,61 @@ class PlanKey:
             world_size=request.cluster.num_devices,
         )
 
+    @property
+    def text(self) -> str:
+        """Names the key."""
+        return f"{self.model_fingerprint} {self.workload_hash} {self.world_size}"
+
+    @property
+    def words(self) -> str:
+        """What is asked for."""
+        return f"this model, workload and {self.world_size} ranks"
+
     def mismatch(self, plan: Plan) -> str | None:
         """Why a plan is not one for this key; None when it is.
 
         The workload is part of the file name only: a planner may record it in a normalised form.
         """
-        body = plan.body
-        if body.model_fingerprint != self.model_fingerprint:
-            return f"it is for model {body.model_fingerprint}, not {self.model_fingerprint}"
-        if body.world_size != self.world_size:
-            return f"it is for {body.world_size} ranks, not {self.world_size}"
-        return None
+        return _mismatch(plan, self.model_fingerprint, self.world_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageKey:
+    """The active plan of a lineage, for a module and a number of ranks where the caller knows them."""
+
+    lineage: str
+    model_fingerprint: str | None
+    world_size: int | None
+
+    @property
+    def text(self) -> str:
+        """Names the key."""
+        return f"lineage {self.lineage} {self.model_fingerprint} {self.world_size}"
+
+    @property
+    def words(self) -> str:
+        """What is asked for."""
+        ranks = "" if self.world_size is None else f" and {self.world_size} ranks"
+        return f"lineage {self.lineage}{ranks}"
+
+    def mismatch(self, plan: Plan) -> str | None:
+        """Why a plan is not one for this key; None when it is."""
+        if plan.body.outcome != "feasible":
+            return "it is infeasible"
+        if plan.envelope.revision is None:
+            return "it names no revision of a lineage"
+        if not self.lineage.startswith("lin:") and plan.envelope.lineage != self.lineage:
+            return f"it is of lineage {plan.envelope.lineage}, not {self.lineage}"
+        return _mismatch(plan, self.model_fingerprint, self.world_size)
+
+
+def _mismatch(plan: Plan, model_fingerprint: str | None, world_size: int | None) -> str | None:
+    body = plan.body
+    if model_fingerprint not in (None, body.model_fingerprint):
+        return f"it is for model {body.model_fingerprint}, not {model_fingerprint}"
+    if world_size not in (None, body.world_size):
+        return f"it is for {body.world_size} ranks, not {world_size}"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +118,7 @@ class PlanCache:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def store(self, key: PlanKey, plan: Plan) -> None:
+    def store(self, key: CacheKey, plan: Plan) -> None:
         """Keep a plan; a directory that cannot be written costs a warning, not the job."""
         entry = json.dumps({"stored_at_s": time.time(), "plan": json.loads(plan.to_json())})
         try:
@@ -67,7 +127,7 @@ class PlanCache:
         except OSError as error:
             _log.warning("the plan was not cached in %s: %s", self.directory, error)
 
-    def load(self, key: PlanKey) -> CachedPlan | None:
+    def load(self, key: CacheKey) -> CachedPlan | None:
         """The plan of a key; a file that is damaged or holds another plan is ignored with a warning."""
         path = self.path_of(key)
         try:
@@ -78,10 +138,9 @@ class PlanCache:
             _log.warning("cached plan %s is ignored: %s. Delete the file to silence this.", path, error)
             return None
 
-    def path_of(self, key: PlanKey) -> Path:
+    def path_of(self, key: CacheKey) -> Path:
         """File of a key."""
-        text = f"{key.model_fingerprint} {key.workload_hash} {key.world_size}"
-        return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        return self.directory / f"{hashlib.sha256(key.text.encode()).hexdigest()}.json"
 
 
 def default_cache_dir() -> Path:
@@ -91,7 +150,7 @@ def default_cache_dir() -> Path:
     return base / "shardwright" / "plans"
 
 
-def _read(path: Path, key: PlanKey) -> CachedPlan:
+def _read(path: Path, key: CacheKey) -> CachedPlan:
     entry = json.loads(path.read_bytes())
     if not isinstance(entry, dict) or not isinstance(entry.get("stored_at_s"), int | float):
         raise InvalidDocument("it is not a cache entry")

@@ -5,6 +5,7 @@ Nothing here imports torch, so a launcher can use it. One rank (or the launcher)
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ from typing import Literal
 import httpx2
 
 from planner.schema import InvalidDocument, Plan, PlanBody, PlanRequest
-from runtime_client.cache import PlanCache, PlanKey, default_cache_dir
+from runtime_client.cache import CacheKey, LineageKey, PlanCache, PlanKey, default_cache_dir
 from runtime_client.errors import ClientError, NoPlanAvailable, PlanIdentityMismatch, ServiceUnavailable
 from runtime_client.service import Deadline, PlanService
 
@@ -26,7 +27,7 @@ class PlannedFor:
     plan: Plan
     source: Literal["service", "cache"]
     stale: bool = False
-    """The service did not answer; this is the last plan that it gave for this model, workload and world size."""
+    """The service did not answer; this is the last plan that it gave to the same question."""
     age_s: float = 0.0
     """Seconds since the plan was received."""
     reason: str = ""
@@ -58,7 +59,7 @@ class PlanClient:
         if deadline_s <= 0:
             raise ClientError(f"deadline_s is {deadline_s}; it must be positive")
         self.deadline_s = deadline_s
-        self._service = PlanService(_checked_url(url), api_key=api_key)
+        self._service = PlanService(checked_url(url), api_key=api_key)
         self._cache = PlanCache(Path(cache_dir) if cache_dir is not None else default_cache_dir())
 
     def plan(self, request: PlanRequest) -> PlannedFor:
@@ -70,9 +71,27 @@ class PlanClient:
             PlanServiceError: the service refused the request (the cache is not asked then).
             NoPlanAvailable: no answer in time, and nothing cached.
         """
-        key = PlanKey.of(request)
+        return self._ask(PlanKey.of(request), lambda deadline: self._service.fetch(request.to_json(), deadline))
+
+    def active(self, lineage: str, *, model: str | None = None, world_size: int | None = None) -> PlannedFor:
+        """The active plan of a lineage; the last one that was active, marked stale, when the service is away.
+
+        Args:
+            lineage: Its name, or its identity.
+            model: Fingerprint of the module in this process (`runtime_client.fingerprint`); needed where several
+                lineages share the name.
+            world_size: Ranks of this job. A plan for another number is of no use.
+
+        Raises:
+            PlanServiceError: the service has no such lineage, no active plan in it, or refused to say.
+            NoPlanAvailable: no answer of use in time, and nothing cached.
+        """
+        key = LineageKey(lineage=lineage, model_fingerprint=model, world_size=world_size)
+        return self._ask(key, lambda deadline: self._service.fetch_active(lineage, model, deadline))
+
+    def _ask(self, key: CacheKey, fetch: Callable[[Deadline], Plan]) -> PlannedFor:
         try:
-            plan = self._fetch(request)
+            plan = self._fetch(fetch)
             if (why := key.mismatch(plan)) is not None:
                 raise ServiceUnavailable(f"the plan of {self._service.url} is of no use: {why}")
         except ServiceUnavailable as error:
@@ -81,14 +100,14 @@ class PlanClient:
             self._cache.store(key, plan)
         return PlannedFor(plan=plan, source="service")
 
-    def _fetch(self, request: PlanRequest) -> Plan:
+    def _fetch(self, fetch: Callable[[Deadline], Plan]) -> Plan:
         """Fetch in a thread of its own: resolving a name, for one, knows no timeout."""
         answers: list[Plan | BaseException] = []
         deadline = Deadline.after(self.deadline_s)
 
         def work() -> None:
             try:
-                answers.append(self._service.fetch(request.to_json(), deadline))
+                answers.append(fetch(deadline))
             except BaseException as error:
                 answers.append(error)
 
@@ -101,13 +120,13 @@ class PlanClient:
             raise answers[0]
         return answers[0]
 
-    def _last_good(self, key: PlanKey, error: ServiceUnavailable) -> PlannedFor:
+    def _last_good(self, key: CacheKey, error: ServiceUnavailable) -> PlannedFor:
         reason = f"{self._service.url} gave no plan within {self.deadline_s:g} s: {error}"
         cached = self._cache.load(key)
         if cached is None:
             raise NoPlanAvailable(
-                f"{reason}; and {self._cache.directory} holds no plan for this model, workload and "
-                f"{key.world_size} ranks. Start the service, allow more time, or load a plan from a file."
+                f"{reason}; and {self._cache.directory} holds no plan for {key.words}. "
+                "Start the service, allow more time, or load a plan from a file."
             ) from error
         _log.warning("%s; using the plan of %.0f s ago", reason, cached.age_s)
         return PlannedFor(plan=cached.plan, source="cache", stale=True, age_s=cached.age_s, reason=reason)
@@ -139,7 +158,12 @@ def load_plan(path: Path | str) -> Plan:
     return plan
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """The address of a service.
+
+    Raises:
+        ClientError: it is none of HTTP.
+    """
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:

@@ -46,7 +46,7 @@ class Deadline:
 
 
 class PlanService:
-    """Speaks to `/v1/plans` and `/v1/jobs` below a base address."""
+    """Speaks to `/v1/plans`, `/v1/jobs` and `/v1/lineages` below a base address."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         self.url = url
@@ -67,6 +67,16 @@ class PlanService:
             exchange = _Exchange(http, deadline)
             answer = exchange.ask_for_plan(document)
             return answer if isinstance(answer, Plan) else exchange.follow(answer)
+
+    def fetch_active(self, lineage: str, model: str | None, deadline: Deadline) -> Plan:
+        """Get the active plan of a lineage, of one module when it is given.
+
+        Raises:
+            PlanServiceError: the service refused, or knows no such lineage or no active plan in it.
+            ServiceUnavailable: no usable answer before the deadline.
+        """
+        with httpx2.Client(base_url=self.url, headers=self._headers) as http:
+            return _Exchange(http, deadline).active(lineage, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,11 @@ class _Exchange:
             request, lambda response: _job(response) if response.status_code == 202 else _plan(response)
         )
 
+    def active(self, lineage: str, model: str | None) -> Plan:
+        path = f"/v1/lineages/{quote(lineage, safe=':')}/active"
+        query = "" if model is None else f"?model={quote(model, safe=':')}"
+        return self._retry(lambda: self._get(path + query), _plan)
+
     def follow(self, job: _Job) -> Plan:
         path = f"/v1/jobs/{quote(job.job_id, safe=':')}"
         while job.plan_id is None:
@@ -124,7 +139,7 @@ class _Exchange:
                 response = request()
                 if response.status_code < 300:
                     return read(response)
-                problem = _problem(response)
+                problem = problem_of(response)
                 if response.status_code < 500 and response.status_code not in _RETRIED_STATUS:
                     raise problem
                 why, asked_s = str(problem), _retry_after_s(response)
@@ -176,7 +191,8 @@ def _job_failure(job: _Job) -> PlanServiceError | ServiceUnavailable:
     return error if error.status < 500 else ServiceUnavailable(str(error))
 
 
-def _problem(response: httpx2.Response) -> PlanServiceError:
+def problem_of(response: httpx2.Response) -> PlanServiceError:
+    """The problem document of an answer that is an error."""
     fallback = response.reason_phrase or "error"
     try:
         value = _json_object(response)

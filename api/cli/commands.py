@@ -10,6 +10,7 @@ from api.cli.dryrun import dryrun
 from api.cli.failures import Commands
 from api.cli.keys import keys
 from api.cli.layout import layout
+from api.cli.lineages import lineages
 from api.cli.plan import plan
 from api.cli.schema import schema
 from api.cli.serve import serve
@@ -46,4 +47,5 @@ app.command(rich_help_panel=_DESCRIBING)(schema)
 app.command(rich_help_panel=_AROUND)(serve)
 app.command(rich_help_panel=_AROUND)(worker)
 app.add_typer(keys, name="keys", rich_help_panel=_AROUND)
+app.add_typer(lineages, name="lineages", rich_help_panel=_AROUND)
 app.command(rich_help_panel=_AROUND)(version)
