@@ -63,6 +63,11 @@ class Settings(BaseSettings):
     """Times that a job whose process died is started again before it is given up."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Where a worker shows its metrics, on `host`; servers do at `/metrics`."""
+    webhook_url: str | None = None
+    """Told when a regeneration has ended; needs a secret too. No address from a request is ever called."""
+    webhook_secret: SecretStr | None = None
+    """Signs what the webhook is told (HMAC-SHA256)."""
+    regeneration_poll_s: Annotated[float, Field(gt=0)] = 1.0
     queue_poll_s: Annotated[float, Field(gt=0)] = 0.2
     heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 30.0
@@ -85,6 +90,12 @@ class Settings(BaseSettings):
             raise ValueError(
                 "heartbeat_timeout_s must be at least three times heartbeat_s, or living workers seem dead"
             )
+
+    def _webhook_is_whole(self) -> Self:
+        if (self.webhook_url is None) != (self.webhook_secret is None):
+            raise ValueError("webhook_url and webhook_secret belong together; set both or none")
+        if self.webhook_url is not None and not self.webhook_url.startswith(("http://", "https://")):
+            raise ValueError("webhook_url is no address of HTTP")
         return self
 
     @property

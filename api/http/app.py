@@ -17,6 +17,7 @@ from api.http.lineages.endpoints import router as lineages_router
 from api.http.openapi import describe
 from api.http.plans.endpoints import router as plans_router
 from api.http.problems import add_problem_handlers
+from api.http.regenerations.endpoints import router as regenerations_router
 from api.http.requests import HostCheck, RequestContext
 from api.service.services import Services
 from api.settings import Settings
@@ -53,7 +54,15 @@ def create_app(settings: Settings) -> FastAPI:
     add_problem_handlers(app)
     for kind in DocumentKind:
         app.include_router(document_router(kind))
-    for router in (plans_router, lineages_router, jobs_router, keys_router, identity_router, health_router):
+    for router in (
+        plans_router,
+        lineages_router,
+        regenerations_router,
+        jobs_router,
+        keys_router,
+        identity_router,
+        health_router,
+    ):
         app.include_router(router)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.is_local:

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from api.http.problems import MEDIA_TYPE, Problem
 from api.service.keys import NewKey, Rotation
 from api.service.lineages import Activation, NewRevision
+from api.service.regenerations.service import NewClusterRevision
 from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile, RequestReferences
 
 _CONTRACT: tuple[type[BaseModel], ...] = (
@@ -24,10 +25,12 @@ _CONTRACT: tuple[type[BaseModel], ...] = (
     Rotation,
     NewRevision,
     Activation,
+    NewClusterRevision,
 )
 _TAGS = [
     {"name": "plans", "description": "Ask for plans, get and list them."},
     {"name": "lineages", "description": "Revisions of a plan for one training, and which is active."},
+    {"name": "regenerations", "description": "Clusters change, and their plans are made again."},
     {"name": "jobs", "description": "Searches under way."},
     {"name": "models", "description": "Model descriptions, kept by content."},
     {"name": "clusters", "description": "Cluster descriptions, kept by content."},

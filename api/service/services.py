@@ -2,6 +2,7 @@
 
 from api.runner import JobRunner
 from api.service.authentication import Authenticator
+from api.service.callers import Caller
 from api.service.documents import DocumentService
 from api.service.errors import NeedsPostgresql
 from api.service.feed import JobFeed
@@ -11,10 +12,15 @@ from api.service.lineages import LineageService
 from api.service.metrics import Metrics
 from api.service.planner_process import PlannerProcesses
 from api.service.plans import PlanService
+from api.service.regenerations.driver import RegenerationDriver
+from api.service.regenerations.service import RegenerationService
+from api.service.regenerations.webhook import Webhook
 from api.service.solve import Solver
 from api.settings import Settings
+from planner.schema import PlanRequest
 from profiles_db import migrations
 from profiles_db.engine import Database
+from profiles_db.tables import JobPriority, JobRow
 
 STOP_TIMEOUT_S = 10.0
 
@@ -42,6 +48,11 @@ class Services:
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
         self.lineages = LineageService(self.database)
+        webhook = _webhook(settings)
+        self.regenerations = RegenerationService(self.database, has_webhook=webhook is not None)
+        self._regenerating = RegenerationDriver(
+            self.database, self._submit_regeneration, webhook, poll_s=settings.regeneration_poll_s
+        )
 
     def prepare(self) -> None:
         """Take the database and bring its schema up to date.
@@ -63,10 +74,21 @@ class Services:
         """Prepare the database and start working."""
         self.prepare()
         self.runner.start()
+        self._regenerating.start()
+
+    def _submit_regeneration(self, caller: Caller, request: PlanRequest) -> JobRow:
+        return self.plans.submit_request(caller, request, JobPriority.REGENERATION)
 
     def stop(self) -> None:
         """Stop working and let go of the database; harmless where nothing was started."""
+        self._regenerating.stop()
         self._solver.stop()
         self._solver.wait_idle(STOP_TIMEOUT_S)
         self.runner.stop()
         self.database.close()
+
+
+def _webhook(settings: Settings) -> Webhook | None:
+    if settings.webhook_url is None or settings.webhook_secret is None:
+        return None
+    return Webhook(settings.webhook_url, settings.webhook_secret.get_secret_value())

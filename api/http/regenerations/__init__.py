@@ -1,0 +1,1 @@
+"""Revisions of clusters, and regenerations."""
