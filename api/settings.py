@@ -90,7 +90,9 @@ class Settings(BaseSettings):
             raise ValueError(
                 "heartbeat_timeout_s must be at least three times heartbeat_s, or living workers seem dead"
             )
+        return self
 
+    @model_validator(mode="after")
     def _webhook_is_whole(self) -> Self:
         if (self.webhook_url is None) != (self.webhook_secret is None):
             raise ValueError("webhook_url and webhook_secret belong together; set both or none")

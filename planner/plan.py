@@ -53,6 +53,8 @@ def make_plan(
     *,
     on_progress: OnProgress | None = None,
     on_provisional: Callable[[Plan], None] | None = None,
+    warm_start: Decisions | None = None,
+    may_start_cold: bool = False,
 ) -> Plan:
     """Plan a request; an infeasible one gives a plan whose body says why.
 
@@ -61,17 +63,20 @@ def make_plan(
         on_progress: told how far the search is.
         on_provisional: given the best plan so far every now and then, checked as the last one is, but neither
             proven nor tidy, and without alternatives. Making them takes a twentieth of the time at most.
+        warm_start: decisions of the plan that `request.warm_start` names.
+        may_start_cold: that plan is known to have none, since it did not fit.
 
     Raises:
         ShardwrightError: the request is unsupported or contradicts itself.
         PlannerDefect: the independent checker rejects the result.
     """
     started = monotonic()
-    refuse_unsupported(request)
+    refuse_unsupported(request, has_warm_start=may_start_cold or warm_start is not None)
     batch = _batch_problem(request)
     if batch is not None:
         return _wrap(_infeasible_body(request, batch), started, 0.0)
-    found = search(request, on_progress, on_better=_Provisional.of(request, started, on_provisional))
+    on_better = _Provisional.of(request, started, on_provisional)
+    found = search(request, on_progress, on_better=on_better, warm_start=warm_start)
     searched = monotonic() - started
     if found.best is None or found.assignment is None:
         return _wrap(_infeasible_body(request, explain_infeasible(request)), started, searched)

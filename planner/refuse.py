@@ -27,11 +27,13 @@ COMPUTE_DTYPES = frozenset({DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16, DType.
 """Element types that autograd and optimizers of torch compute in."""
 
 
-def refuse_unsupported(request: PlanRequest) -> None:
+def refuse_unsupported(request: PlanRequest, *, has_warm_start: bool = False) -> None:
     """Raise UnsupportedField or InconsistentRequest for the first thing that cannot be planned."""
     refuse_unmodelled(request)
-    if request.warm_start is not None:
-        raise UnsupportedField("warm_start", "leave it out; every search starts afresh")
+    if request.warm_start is not None and not has_warm_start:
+        raise UnsupportedField(
+            "warm_start", "ask a service that has the plan, since its decisions start the search"
+        )
 
 
 def refuse_unmodelled(request: PlanRequest) -> None:

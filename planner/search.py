@@ -13,10 +13,11 @@ from itertools import count
 from time import monotonic
 
 from planner.nodes import Node, Tried
-from planner.schema import InconsistentRequest, PlanRequest
+from planner.schema import Decisions, InconsistentRequest, PlanRequest
 from planner.space.fixed import NoValueLeft
 from planner.space.opened import Goal, OpenCandidate, regions
 from planner.space.sharding import NoCostOnHost
+from planner.space.warm import opened_from
 from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
 from solver.schedule.tidy import tidy
@@ -77,6 +78,7 @@ def search(
     goal: Goal | None = None,
     only_first: bool = False,
     on_better: OnBetter | None = None,
+    warm_start: Decisions | None = None,
 ) -> Found:
     """The best plan over all global choices and all decisions in them.
 
@@ -86,12 +88,13 @@ def search(
         goal: what to minimise within which bounds, the request's own where it is not given.
         only_first: any plan that keeps the bounds will do.
         on_better: told of the best plan so far, every now and then.
+        warm_start: decisions of an earlier plan; where they keep the bounds, only what is better is looked for.
 
     Raises:
         InconsistentRequest: the fixed choices leave nothing to search.
         KeyboardInterrupt: a person stopped it before there was a plan.
     """
-    return _Search(request, on_progress, goal or Goal.of(request), only_first, on_better).run()
+    return _Search(request, on_progress, goal or Goal.of(request), only_first, on_better, warm_start).run()
 
 
 @dataclass(slots=True)
@@ -101,6 +104,7 @@ class _Search:
     goal: Goal
     only_first: bool
     on_better: OnBetter | None
+    warm_start: Decisions | None
     started: float = field(default_factory=monotonic)
     nodes: list[Node] = field(default_factory=list)
     queue: list[tuple[int, int, Node]] = field(default_factory=list)
@@ -125,6 +129,7 @@ class _Search:
         collects = gc.isenabled()
         gc.disable()  # problems are large and have no cycles: collecting takes a third of the time to build them
         try:
+            self._start_warm()
             self._open(offloads=False)
             if self.goal.aim is not Aim.MAKESPAN:
                 self._open(offloads=True)
@@ -161,6 +166,16 @@ class _Search:
             wall_clock_struck=self.struck,
             interrupted=self.interrupted,
         )
+
+    def _start_warm(self) -> None:
+        """The earlier decisions become the plan to improve on, before any region is looked at."""
+        if self.warm_start is None:
+            return
+        self._report("trying the earlier plan")
+        opened = opened_from(self.request, self.goal, self.warm_start)
+        if opened is not None:
+            self._count(opened)
+            self._offer(opened)
 
     def _run(self) -> None:
         while self.queue and not (self.struck or self.interrupted or (self.only_first and self.best)):

@@ -97,10 +97,9 @@ class UnknownReference(ShardwrightError):
 
     code = "unknown_reference"
 
-    def __init__(self, path: str, content_hash: str) -> None:
-        super().__init__(
-            f"{path}: no {path} {content_hash} is stored here; send it inline, or post it to /v1/{path}s first"
-        )
+    def __init__(self, path: str, content_hash: str, *, remedy: str | None = None) -> None:
+        how = remedy or f"send it inline, or post it to /v1/{path}s first"
+        super().__init__(f"{path}: no {path.replace('_', ' ')} {content_hash} is stored here; {how}")
         self.path = path
 
 

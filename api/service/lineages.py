@@ -119,7 +119,7 @@ class LineageService:
         with self._database.read() as session:
             stored = plans.get_bytes(session, caller.tenant, new.plan)
         if stored is None:
-            raise UnknownReference("plan", new.plan)
+            raise UnknownReference("plan", new.plan, remedy="ask for the plan first: POST /v1/plans")
         fingerprint = Plan.from_json(stored, source="stored plan").body.model_fingerprint
         with self._database.write() as session:
             plan = plans.get_row(session, caller.tenant, new.plan)

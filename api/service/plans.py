@@ -58,11 +58,18 @@ class PlanService:
 
         Raises:
             TooManyJobs: it needs a job, and the caller has as many as it may have.
+            UnknownReference: it names a plan to start from that is not stored.
         """
+        self._require_warm_start(caller.tenant, request.warm_start)
         job = self._job_of(caller, request, priority)
         if not JobState(job.state).is_final:
             self._enqueue(job)
         return job
+
+    def _require_warm_start(self, tenant: str, plan_id: str | None) -> None:
+        with self._database.read() as session:
+            if plan_id is not None and plans.get_row(session, tenant, plan_id) is None:
+                raise UnknownReference("warm_start", plan_id, remedy="name a plan of yours, or leave it out")
 
     def parse(self, tenant: str, body: bytes) -> PlanRequest:
         """Read a request; parts given as `sha256:...` are taken from the store."""

@@ -14,10 +14,11 @@ from sqlalchemy.orm import Session
 from api.service.errors import Interrupted, JobFailed, PlannerKilled
 from api.service.feed import JobFeed
 from api.service.metrics import Metrics
+from api.service.planner_input import planner_input
 from api.service.planner_process import PlannerProcesses, Progress, StopSwitch
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from planner.schema import Plan, PlanRequest
-from profiles_db import jobs, plans, provisional, requests
+from profiles_db import jobs, plans, provisional
 from profiles_db.engine import Database, is_outage
 from profiles_db.tables import JobRow, JobState
 
@@ -175,13 +176,12 @@ class Solver:
             raise JobFailed("planner_replaced", "the planner was upgraded meanwhile; post the request again")
 
     def _plan(self, job: JobRow, switch: StopSwitch) -> Plan:
-        request = self._write(lambda session: requests.get(session, job.tenant, job.request_hash))
-        assert request is not None, "foreign keys keep the request of a job"
+        request, text = self._write(lambda session: planner_input(session, job))
         self._metrics.planner_starts.inc()
         with self._metrics.solve_seconds.time():
             reporter = _Reporter(self._database, self._feed, job, request)
             plan = self._processes.run(
-                request.canonical_bytes(),
+                text,
                 switch,
                 on_progress=reporter.take,
                 on_provisional=reporter.keep,

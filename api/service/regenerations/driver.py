@@ -220,13 +220,22 @@ class RegenerationDriver:
 
 
 def _request(session: Session, entry: RegenerationItemRow, cluster: ClusterDescription) -> tuple[PlanRequest, str]:
-    """The request of the old plan on the new cluster, and what of its profile no longer holds."""
+    """The request of the old plan on the new cluster, and what of its profile no longer holds.
+
+    In a lineage the search starts from the old plan. Elsewhere it does not: the request has to be the one that a
+    launcher would send, so that it finds the plan.
+    """
     plan = plans.get_row(session, entry.tenant, entry.old_plan_id)
     assert plan is not None, "foreign keys keep the plans of items"
     old = requests.get(session, entry.tenant, plan.request_hash)
     assert old is not None, "foreign keys keep the requests of plans"
     profile, left_out = profile_after(old.profile, old.cluster, cluster)
-    changed: dict[str, Any] = {"cluster": cluster, "profile": profile}
+    starts_warm = entry.lineage_id is not None and plan.outcome == "feasible"
+    changed: dict[str, Any] = {
+        "cluster": cluster,
+        "profile": profile,
+        "warm_start": plan.plan_id if starts_warm else None,
+    }
     return old.model_copy(update=changed), left_out
 
 

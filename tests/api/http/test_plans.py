@@ -116,3 +116,16 @@ def test_parts_that_contradict_each_other(client: TestClient) -> None:
     answer = client.post("/v1/plans", json=request)
     assert (answer.status_code, answer.json()["code"]) == (422, "inconsistent_request")
     assert "cluster.inter_node" in answer.json()["detail"]
+
+
+def test_a_search_may_start_from_an_earlier_plan(client: TestClient) -> None:
+    earlier = client.post("/v1/plans", json=REQUEST).json()
+    none_fits = client.post("/v1/plans", json={**REQUEST, "limits": {"memory_bytes": 1000}}).json()
+    bodies = []
+    for start in (earlier, none_fits):
+        answer = client.post("/v1/plans", json={**REQUEST, "warm_start": start["envelope"]["plan_id"]})
+        assert answer.status_code == 200
+        bodies.append(answer.json()["body"])
+    assert [body["decisions"] for body in bodies] == [earlier["body"]["decisions"]] * 2
+    unknown = client.post("/v1/plans", json={**REQUEST, "warm_start": f"sha256:{'0' * 64}"})
+    assert (unknown.status_code, unknown.json()["code"]) == (422, "unknown_reference")

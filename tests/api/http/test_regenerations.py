@@ -10,12 +10,16 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.examples import CLUSTER, PROFILE, REQUEST
+from api.http.examples import CLUSTER, PROFILE
+from api.http.examples import REQUEST as EXAMPLE
 from api.service.regenerations import driver as driver_module
 from api.service.regenerations.driver import RegenerationDriver
 from tests.api.http.server import bearer, decoder_request, make_key, running_client
 from tests.api.http.test_problems import check_problem
 
+FAST = {"search": {"gap": 0.5}, "client_features": []}
+"""Any plan near the bound will do, of few: searches end early."""
+REQUEST = {**EXAMPLE, **FAST}
 NAME = CLUSTER["name"]
 PATH = f"/v1/clusters/{quote(NAME)}/revisions"
 SLOWER = {"changes": [{"change": "link_degraded", "link": "inter_node", "share": 0.25}]}
@@ -96,9 +100,9 @@ def test_the_policy_lets_a_little_slower_and_anything_faster_take_over(client: T
 
 def test_lost_nodes_plans_that_no_longer_fit_and_plans_without_lineage(client: TestClient) -> None:
     _lineage(client, "wide", {**REQUEST, "workload": {**REQUEST["workload"], "global_batch": 16}})
-    tight = {**decoder_request(3), "limits": {"memory_bytes": 900_000_000}}
+    tight = {**decoder_request(3, **FAST), "limits": {"memory_bytes": 900_000_000}}
     _lineage(client, "tight", tight)
-    client.post("/v1/plans", json=decoder_request(4))
+    client.post("/v1/plans", json=decoder_request(4, **FAST))
     done = _finished(client, _revise(client, **LOST))
     items = _items(client, done)
     assert len(items) == 3
@@ -115,7 +119,7 @@ def test_lost_nodes_plans_that_no_longer_fit_and_plans_without_lineage(client: T
 
 def test_only_lineages_where_that_is_asked(client: TestClient) -> None:
     _lineage(client, "job")
-    client.post("/v1/plans", json=decoder_request(3))
+    client.post("/v1/plans", json=decoder_request(3, **FAST))
     assert _revise(client, **SLOWER, scope="lineages")["num_items"] == 1
 
 
