@@ -12,6 +12,7 @@ from api.cli.keys import keys
 from api.cli.layout import layout
 from api.cli.lineages import lineages
 from api.cli.plan import plan
+from api.cli.regenerations import clusters, regenerations
 from api.cli.schema import schema
 from api.cli.serve import serve
 from api.cli.simulate import simulate
@@ -48,4 +49,6 @@ app.command(rich_help_panel=_AROUND)(serve)
 app.command(rich_help_panel=_AROUND)(worker)
 app.add_typer(keys, name="keys", rich_help_panel=_AROUND)
 app.add_typer(lineages, name="lineages", rich_help_panel=_AROUND)
+app.add_typer(clusters, name="clusters", rich_help_panel=_AROUND)
+app.add_typer(regenerations, name="regenerations", rich_help_panel=_AROUND)
 app.command(rich_help_panel=_AROUND)(version)

@@ -83,14 +83,14 @@ def refusals_of(kind: str) -> Iterator[None]:
         raise InvalidDocument.from_pydantic(error, kind=kind, source="the command line") from None
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, *, option: str = "--budget") -> int:
     """Bytes from `70GiB`, `80 GB` or a plain number.
 
     Raises:
         InvalidDocument: the text is not a size.
     """
     return _amount(
-        text, _UNIT_BYTES, f"--budget {text!r} is not a size; write a number and a unit, e.g. 70GiB or 80GB"
+        text, _UNIT_BYTES, f"{option} {text!r} is not a size; write a number and a unit, e.g. 70GiB or 80GB"
     )
 
 

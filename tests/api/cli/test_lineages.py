@@ -1,5 +1,6 @@
 """The commands against a real server process, and the client that launchers use."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 def run(shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
     monkeypatch.setenv("SHARDWRIGHT_URL", shop.server.url)
 
-    def command(*words: str) -> tuple[int, str, str]:
-        code = main(["lineages", *words])
+    def command(*words: str, group: str = "lineages") -> tuple[int, str, str]:
+        code = main([group, *words])
         told = capsys.readouterr()
         return code, told.out, " ".join(told.err.split())
 
@@ -92,3 +93,25 @@ def test_a_launcher_keeps_the_last_active_plan(
         client.active("launched", model=f"sha256:{'0' * 64}")
     with pytest.raises(NoPlanAvailable, match="holds no plan for lineage other"):
         away.active("other")
+
+
+def test_a_rack_loses_power(shop: Shop, run: Callable[..., tuple]) -> None:
+    cluster = REQUEST["cluster"]["name"]
+    run("add", "powered", shop.plans[0])
+    lost = ("revise", cluster, "--nodes-lost", "1", "--only-lineages", "--ask", "--why", "rack 7 lost power")
+    previewed = run(*lost, "--dry-run", group="clusters")[1]
+    assert [word in previewed for word in ("would be made again", "powered", "num_nodes: 2 -> 1")] == [True] * 3
+    begun = run(*lost, group="clusters")[1]
+    (regeneration,) = [word for word in begun.split() if word.startswith("reg_")]
+    path = f"/v1/regenerations/{regeneration}"
+    while shop.server.http.get(path).json()["state"] == "running":
+        time.sleep(0.1)
+    shown = run("show", regeneration, group="regenerations")[1]
+    assert "waiting" in shown
+    assert regeneration in run("list", group="regenerations")[1]
+    assert "item 1: rejected" in run("reject", regeneration, "1", group="regenerations")[1]
+    assert "accepted" in run("accept", regeneration, group="regenerations")[1] or "infeasible" in shown
+    assert "rack 7 lost power" in run("history", cluster, group="clusters")[1]
+    assert "done" in run("cancel", regeneration, group="regenerations")[1]
+    assert "lacks a share" in run("revise", cluster, "--degraded", "rail", group="clusters")[2]
+    assert "--memory" in run("revise", cluster, "--memory", "x", group="clusters")[2]
