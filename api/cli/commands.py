@@ -4,6 +4,7 @@ import typer
 
 from api.cli.catalog import catalog
 from api.cli.check import check
+from api.cli.db import db
 from api.cli.describe import describe
 from api.cli.diff import diff
 from api.cli.dryrun import dryrun
@@ -48,6 +49,7 @@ app.command(rich_help_panel=_DESCRIBING)(schema)
 app.command(rich_help_panel=_AROUND)(serve)
 app.command(rich_help_panel=_AROUND)(worker)
 app.add_typer(keys, name="keys", rich_help_panel=_AROUND)
+app.add_typer(db, name="db", rich_help_panel=_AROUND)
 app.add_typer(lineages, name="lineages", rich_help_panel=_AROUND)
 app.add_typer(clusters, name="clusters", rich_help_panel=_AROUND)
 app.add_typer(regenerations, name="regenerations", rich_help_panel=_AROUND)

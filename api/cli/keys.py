@@ -26,19 +26,14 @@ _DAY_S = 86_400
 
 @contextmanager
 def _key_service(database_url: str | None) -> "Iterator[KeyService]":
+    from api.cli.db import opened_database
     from api.service.keys import KeyService
-    from api.settings import Settings
     from profiles_db import migrations
-    from profiles_db.engine import Database
 
-    given = {} if database_url is None else {"database_url": database_url}
-    database = Database(Settings.model_validate(given).database_url.get_secret_value())
-    try:
+    with opened_database(database_url) as database:
         database.check()
         migrations.upgrade(database)
         yield KeyService(database)
-    finally:
-        database.close()
 
 
 @keys.command()

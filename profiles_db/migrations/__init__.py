@@ -4,6 +4,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from profiles_db.engine import Database
@@ -24,6 +25,12 @@ def downgrade(database: Database, revision: str) -> None:
     with database.engine.execution_options(begin_immediate=True).begin() as connection:
         _lock(connection)
         command.downgrade(_config(connection), revision)
+
+
+def known_revisions() -> frozenset[str]:
+    """All revisions that this release can bring up to date."""
+    script = ScriptDirectory(str(Path(__file__).parent))
+    return frozenset(step.revision for step in script.walk_revisions())
 
 
 def _lock(connection: Connection) -> None:
