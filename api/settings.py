@@ -63,6 +63,8 @@ class Settings(BaseSettings):
     """Times that a job whose process died is started again before it is given up."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Where a worker shows its metrics, on `host`; servers do at `/metrics`."""
+    signing_key_file: Path | None = None
+    """Private Ed25519 key (`shardwright keys new-signing-key`) that signs plans as they are handed out."""
     webhook_url: str | None = None
     """Told when a regeneration has ended; needs a secret too. No address from a request is ever called."""
     webhook_secret: SecretStr | None = None

@@ -5,7 +5,7 @@ Nothing here imports torch, so a launcher can use it. One rank (or the launcher)
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,9 +13,16 @@ from typing import Literal
 import httpx2
 
 from planner.schema import InvalidDocument, Plan, PlanBody, PlanRequest
-from runtime_client.cache import CacheKey, LineageKey, PlanCache, PlanKey, default_cache_dir
-from runtime_client.errors import ClientError, NoPlanAvailable, PlanIdentityMismatch, ServiceUnavailable
+from runtime_client.cache import CachedPlan, CacheKey, LineageKey, PlanCache, PlanKey, default_cache_dir
+from runtime_client.errors import (
+    ClientError,
+    NoPlanAvailable,
+    PlanIdentityMismatch,
+    ServiceUnavailable,
+    UntrustedPlan,
+)
 from runtime_client.service import Deadline, PlanService
+from runtime_client.signatures import TrustedKeys
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +51,7 @@ class PlanClient:
         api_key: str | None = None,
         deadline_s: float = 30.0,
         cache_dir: Path | str | None = None,
+        trusted_keys: Sequence[str] = (),
     ) -> None:
         """Remember where to ask.
 
@@ -52,14 +60,17 @@ class PlanClient:
             api_key: Sent as a bearer token.
             deadline_s: Seconds that `plan` may take, all retries and polls together.
             cache_dir: Where the last good plans are kept; by default below the user's cache directory.
+            trusted_keys: Public keys of the service, `ed25519:BASE64`. Where any is given, a plan that none of them
+                signed is of no use, from the service or from the cache.
 
         Raises:
-            ClientError: the address is not one of HTTP, or the deadline is not positive.
+            ClientError: the address is not one of HTTP, a key is none, or the deadline is not positive.
         """
         if deadline_s <= 0:
             raise ClientError(f"deadline_s is {deadline_s}; it must be positive")
         self.deadline_s = deadline_s
         self._service = PlanService(checked_url(url), api_key=api_key)
+        self._trusted = TrustedKeys(trusted_keys)
         self._cache = PlanCache(Path(cache_dir) if cache_dir is not None else default_cache_dir())
 
     def plan(self, request: PlanRequest) -> PlannedFor:
@@ -92,9 +103,10 @@ class PlanClient:
     def _ask(self, key: CacheKey, fetch: Callable[[Deadline], Plan]) -> PlannedFor:
         try:
             plan = self._fetch(fetch)
+            self._trusted.check(plan)
             if (why := key.mismatch(plan)) is not None:
                 raise ServiceUnavailable(f"the plan of {self._service.url} is of no use: {why}")
-        except ServiceUnavailable as error:
+        except (ServiceUnavailable, UntrustedPlan) as error:
             return self._last_good(key, error)
         if plan.body.outcome == "feasible":
             self._cache.store(key, plan)
@@ -120,9 +132,9 @@ class PlanClient:
             raise answers[0]
         return answers[0]
 
-    def _last_good(self, key: CacheKey, error: ServiceUnavailable) -> PlannedFor:
+    def _last_good(self, key: CacheKey, error: ServiceUnavailable | UntrustedPlan) -> PlannedFor:
         reason = f"{self._service.url} gave no plan within {self.deadline_s:g} s: {error}"
-        cached = self._cache.load(key)
+        cached = self._load(key)
         if cached is None:
             raise NoPlanAvailable(
                 f"{reason}; and {self._cache.directory} holds no plan for {key.words}. "
@@ -131,11 +143,24 @@ class PlanClient:
         _log.warning("%s; using the plan of %.0f s ago", reason, cached.age_s)
         return PlannedFor(plan=cached.plan, source="cache", stale=True, age_s=cached.age_s, reason=reason)
 
+    def _load(self, key: CacheKey) -> CachedPlan | None:
+        cached = self._cache.load(key)
+        if cached is not None:
+            try:
+                self._trusted.check(cached.plan)
+            except UntrustedPlan as error:
+                _log.warning("the cached plan is ignored: %s", error)
+                return None
+        return cached
 
-def load_plan(path: Path | str) -> Plan:
+
+def load_plan(path: Path | str, *, trusted_keys: Sequence[str] = ()) -> Plan:
     """A plan from a file: a plan with its envelope, or a bare body (which then gets an envelope).
 
+    With `trusted_keys` (see `PlanClient`) the plan has to be signed.
+
     Raises:
+        UntrustedPlan: it is not signed by one of the keys.
         ClientError: the file cannot be read.
         InvalidDocument: it holds neither.
         PlanIdentityMismatch: the body was changed after the plan was made.
@@ -149,12 +174,13 @@ def load_plan(path: Path | str) -> Plan:
     except InvalidDocument as error:
         if not any(problem_path == "body" for problem_path, _ in error.problems):
             raise
-        return Plan.of(PlanBody.from_json(text, source=str(path)))
+        plan = Plan.of(PlanBody.from_json(text, source=str(path)))
     if not plan.verify():
         raise PlanIdentityMismatch(
             f"{path}: envelope.plan_id is {plan.envelope.plan_id}, but the body is {plan.body.content_hash()}. "
             "Plan again; to apply a plan edited by hand, keep its body alone in the file."
         )
+    TrustedKeys(trusted_keys).check(plan)
     return plan
 
 

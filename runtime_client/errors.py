@@ -235,6 +235,12 @@ class ServiceUnavailable(ClientError):
     code = "service_unavailable"
 
 
+class UntrustedPlan(ClientError):
+    """A plan without a signature of a trusted key."""
+
+    code = "untrusted_plan"
+
+
 class NoPlanAvailable(ClientError):
     """The service did not answer in time and no earlier plan for this model and workload is cached."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -102,6 +103,22 @@ def revoke(key_id: KeyId, database_url: DatabaseUrl = None) -> None:
     with _key_service(database_url) as service:
         service.revoke(None, key_id)
     typer.echo(f"key {key_id} is revoked", err=True)
+
+
+@keys.command("new-signing-key")
+def new_signing_key(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where the private key goes; must not be there yet.")
+    ],
+) -> None:
+    """Make the key that signs plans: the private one into a file, the public one on standard output.
+
+    Set SHARDWRIGHT_SIGNING_KEY_FILE for the server, and give trainers the public key
+    (`PlanClient(url, trusted_keys=[...])`).
+    """
+    from api.service.signing import Signer
+
+    typer.echo(Signer.create(file).public_key)
 
 
 def _print_issued(issued: "IssuedKey") -> None:

@@ -124,6 +124,9 @@ def active(
         str | None, typer.Option(metavar="FILE", help="Model description, where several lineages share the name.")
     ] = None,
     world_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks of the job.")] = None,
+    trusted_key: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Refuse plans that this public key did not sign.")
+    ] = None,
     deadline_s: Annotated[float, typer.Option("--deadline", metavar="S", help="Seconds to wait.")] = 30.0,
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -142,7 +145,9 @@ def active(
     if output is not None:
         require_place(output)
     fingerprint = None if model is None else load_model(model).fingerprint
-    client = PlanClient(url, api_key=os.environ.get(KEY_VARIABLE), deadline_s=deadline_s)
+    client = PlanClient(
+        url, api_key=os.environ.get(KEY_VARIABLE), deadline_s=deadline_s, trusted_keys=trusted_key or ()
+    )
     found = client.active(lineage, model=fingerprint, world_size=world_size)
     if found.stale:
         typer.echo(f"stale: {found.reason}; this is the plan of {found.age_s:.0f} s ago", err=True)

@@ -20,6 +20,7 @@ from api.service.errors import (
     UnknownReference,
 )
 from api.service.parsing import parse_document, parse_json
+from api.service.signing import Signer
 from planner.explain import Difference, diff
 from planner.schema import Plan, Workload
 from planner.schema.base import Document, Positive, Sha256
@@ -70,7 +71,8 @@ class ActivePlan:
     """A plan as its lineage hands it out."""
 
     plan_id: str
-    revision: int
+    tag: str
+    """Names the bytes."""
     body: bytes
 
 
@@ -103,8 +105,9 @@ def lineage_id_of(name: str, model_fingerprint: str, training: str) -> str:
 class LineageService:
     """Lineages of a tenant. `reference` is an identity, or the name where only one lineage has it."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, signer: Signer | None = None) -> None:
         self._database = database
+        self._signer = signer
 
     def add(self, caller: Caller, body: bytes) -> tuple[LineageView, bool]:
         """Add a plan as the newest revision; one that is the newest already adds nothing.
@@ -231,8 +234,11 @@ class LineageService:
                 raise NoActivePlan(f"lineage {lineage.name} has no active plan: none of its revisions fits yet")
             stored = plans.get_bytes(session, tenant, revision.plan_id)
         assert stored is not None, "foreign keys keep the plans of revisions"
-        body = with_envelope(stored, lineage=lineage.name, revision=revision.revision, why=revision.why)
-        return ActivePlan(plan_id=revision.plan_id, revision=revision.revision, body=body)
+        plan_id, number, signer = revision.plan_id, revision.revision, self._signer
+        signature = None if signer is None else signer.sign(plan_id, lineage.name, number)
+        body = with_envelope(stored, lineage=lineage.name, revision=number, why=revision.why, signature=signature)
+        tag = f"{plan_id}.{number}" if signer is None else f"{plan_id}.{number}.{signer.key_id}"
+        return ActivePlan(plan_id=plan_id, tag=tag, body=body)
 
     def difference(self, tenant: str, reference: str, before: int, after: int) -> RevisionDifference:
         """What differs between two revisions, in words and numbers; errors of `revision`."""

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.service.callers import Caller
+from api.service.envelopes import with_envelope
 from api.service.errors import NotFound, TooManyJobs, UnknownReference
 from api.service.metrics import Metrics
 from api.service.parsing import SHA256, parse_document, parse_json
+from api.service.signing import Signer
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from planner.schema import PlanRequest
 from profiles_db import documents, jobs, plans, provisional, requests
@@ -35,11 +37,13 @@ class PlanService:
         enqueue: Callable[[JobRow], None],
         *,
         max_jobs_per_key: int,
+        signer: Signer | None = None,
     ) -> None:
         self._database = database
         self._metrics = metrics
         self._enqueue = enqueue
         self._max_jobs_per_key = max_jobs_per_key
+        self._signer = signer
 
     def submit(self, caller: Caller, body: bytes, priority: JobPriority = JobPriority.LAUNCHER) -> JobRow:
         """The job that answers a request: an earlier one where it has the plan, a new one else. `priority` says who
@@ -122,7 +126,7 @@ class PlanService:
         return job
 
     def get(self, tenant: str, plan_id: str) -> bytes:
-        """JSON of a plan, proven or provisional.
+        """JSON of a plan, proven or provisional, signed where there is a key.
 
         Raises:
             NotFound: the tenant has no such plan.
@@ -131,7 +135,11 @@ class PlanService:
             body = plans.get_bytes(session, tenant, plan_id) or provisional.get_bytes(session, tenant, plan_id)
         if body is None:
             raise NotFound("plan", plan_id)
-        return body
+        return body if self._signer is None else with_envelope(body, signature=self._signer.sign(plan_id))
+
+    def tag(self, plan_id: str) -> str:
+        """Names the bytes that `get` gives: another key gives others."""
+        return plan_id if self._signer is None else f"{plan_id}.{self._signer.key_id}"
 
     def page(self, tenant: str, chosen: PlanFilter, *, cursor: str | None, limit: int) -> Page[PlanRow]:
         """Plans, newest first.

@@ -15,6 +15,7 @@ from api.service.plans import PlanService
 from api.service.regenerations.driver import RegenerationDriver
 from api.service.regenerations.service import RegenerationService
 from api.service.regenerations.webhook import Webhook
+from api.service.signing import Signer
 from api.service.solve import Solver
 from api.settings import Settings
 from planner.schema import PlanRequest
@@ -35,6 +36,7 @@ class Services:
         self.keys = KeyService(self.database)
         self.authenticator = Authenticator(settings, self.keys)
         feed = JobFeed()
+        signer = None if settings.signing_key_file is None else Signer.of(settings.signing_key_file)
         processes = PlannerProcesses(
             settings.planner_command,
             memory_bytes=settings.planner_memory_bytes,
@@ -44,10 +46,14 @@ class Services:
         self.runner = JobRunner(self.database, settings, self._solver, has_worker=has_worker)
         self.documents = DocumentService(self.database)
         self.plans = PlanService(
-            self.database, self.metrics, self.runner.enqueue, max_jobs_per_key=settings.max_jobs_per_key
+            self.database,
+            self.metrics,
+            self.runner.enqueue,
+            max_jobs_per_key=settings.max_jobs_per_key,
+            signer=signer,
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
-        self.lineages = LineageService(self.database)
+        self.lineages = LineageService(self.database, signer)
         webhook = _webhook(settings)
         self.regenerations = RegenerationService(self.database, has_webhook=webhook is not None)
         self._regenerating = RegenerationDriver(

@@ -1,5 +1,6 @@
 """Plan: decisions, predictions and certificate (the hashed body), and what happened to it (envelope)."""
 
+import hashlib
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -249,7 +250,18 @@ class Envelope(Part):
     why: str = ""
     job_id: str | None = None
     signature: str | None = None
+    """`ed25519:KEY_ID:BASE64` over `signed_bytes`, by the key of the service that handed the plan out."""
     timings: Timings = Timings()
+
+
+def signed_bytes(plan_id: str, lineage: str | None, revision: int | None) -> bytes:
+    """What `Envelope.signature` signs: the body by its identity, and its place in a lineage."""
+    return f"shardwright plan 1\n{plan_id}\n{lineage or ''}\n{'' if revision is None else revision}\n".encode()
+
+
+def signature_key_id(public_key: bytes) -> str:
+    """Names a raw public key in a signature."""
+    return hashlib.sha256(public_key).hexdigest()[:16]
 
 
 class Plan(Document):

@@ -134,7 +134,7 @@ async def create_plan(
         return await run_in_threadpool(_accepted, services, view)
     plan = await run_in_threadpool(services.plans.get, caller.tenant, view.job.plan_id)
     structlog.contextvars.bind_contextvars(plan_id=view.job.plan_id)
-    response = tagged(request, plan, view.job.plan_id)
+    response = tagged(request, plan, services.plans.tag(view.job.plan_id))
     response.headers["Content-Location"] = f"/v1/plans/{view.job.plan_id}"
     return response
 
@@ -172,5 +172,5 @@ def list_plans(
     responses={200: document_response("Plan"), 304: NOT_CHANGED, **PROBLEM_RESPONSES},
 )
 def get_plan(caller: Reader, services: ServicesDep, request: Request, plan_id: ContentHash) -> Response:
-    """Body and envelope; the ETag is the identity of the body."""
-    return tagged(request, services.plans.get(caller.tenant, plan_id), plan_id)
+    """Body and envelope; the ETag is the identity of the body, and of the key that signs."""
+    return tagged(request, services.plans.get(caller.tenant, plan_id), services.plans.tag(plan_id))
