@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-layout verify-durability check format schema clean
+.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability check format schema clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ verify-program: $(STAMPS)/dev ## Compare predicted programs with the real FSDP2 
 
 verify-search: $(STAMPS)/dev ## Compare plans with brute force on random small requests (resumable)
 	@$(BIN)/python -m benchmarks.verify_search $(VERIFY_ARGS)
+
+verify-http: $(STAMPS)/dev ## Send 10,000 hostile bodies to every operation of the service
+	@$(BIN)/python -m benchmarks.hostile_bodies $(VERIFY_ARGS)
 
 verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random small problems (resumable)
 	@$(BIN)/python -m benchmarks.verify_layout $(VERIFY_ARGS)

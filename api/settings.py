@@ -50,6 +50,12 @@ class Settings(BaseSettings):
     """Address space of one planner process."""
     planner_wall_s: Annotated[float, Field(gt=0)] = 1800.0
     """A planner that runs longer is stopped; requests carry their own, deterministic limit."""
+    max_calls: Annotated[int, Field(ge=1)] = 20_000
+    """Calls in the forward of a model, blocks among them; requests with more are refused."""
+    max_search_s: Annotated[float, Field(gt=0)] = 1200.0
+    """Seconds that a request may let its search run (`search.wall_clock_s`)."""
+    max_deterministic_time: Annotated[float, Field(gt=0)] = 2000.0
+    """As `search.deterministic_time` of a request; the default there is 40."""
     max_concurrent_solves: Annotated[int, Field(ge=1)] = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2)
     )

@@ -78,6 +78,9 @@ async def json_body(request: Request) -> bytes:
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise UnsupportedMediaType(f"send application/json, not {media_type or 'a body without Content-Type'}")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(f"send the body as it is, not in Content-Encoding {encoding[:40]}")
     return await request.body()
 
 

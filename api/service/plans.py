@@ -7,6 +7,7 @@ from typing import Any
 from api.service.callers import Caller
 from api.service.envelopes import with_envelope
 from api.service.errors import NotFound, TooManyJobs, UnknownReference
+from api.service.limits import RequestLimits
 from api.service.metrics import Metrics
 from api.service.parsing import SHA256, parse_document, parse_json
 from api.service.signing import Signer
@@ -37,12 +38,14 @@ class PlanService:
         enqueue: Callable[[JobRow], None],
         *,
         max_jobs_per_key: int,
+        limits: RequestLimits,
         signer: Signer | None = None,
     ) -> None:
         self._database = database
         self._metrics = metrics
         self._enqueue = enqueue
         self._max_jobs_per_key = max_jobs_per_key
+        self._limits = limits
         self._signer = signer
 
     def submit(self, caller: Caller, body: bytes, priority: JobPriority = JobPriority.LAUNCHER) -> JobRow:
@@ -63,7 +66,9 @@ class PlanService:
         Raises:
             TooManyJobs: it needs a job, and the caller has as many as it may have.
             UnknownReference: it names a plan to start from that is not stored.
+            InvalidDocument: it asks for more than this server allows.
         """
+        self._limits.check(request)
         self._require_warm_start(caller.tenant, request.warm_start)
         job = self._job_of(caller, request, priority)
         if not JobState(job.state).is_final:

@@ -8,6 +8,7 @@ from api.service.errors import NeedsPostgresql
 from api.service.feed import JobFeed
 from api.service.jobs import JobService
 from api.service.keys import KeyService
+from api.service.limits import RequestLimits
 from api.service.lineages import LineageService
 from api.service.metrics import Metrics
 from api.service.planner_process import PlannerProcesses
@@ -50,6 +51,7 @@ class Services:
             self.metrics,
             self.runner.enqueue,
             max_jobs_per_key=settings.max_jobs_per_key,
+            limits=_limits(settings),
             signer=signer,
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
@@ -92,6 +94,14 @@ class Services:
         self._solver.wait_idle(STOP_TIMEOUT_S)
         self.runner.stop()
         self.database.close()
+
+
+def _limits(settings: Settings) -> RequestLimits:
+    return RequestLimits(
+        max_calls=settings.max_calls,
+        max_search_s=settings.max_search_s,
+        max_deterministic_time=settings.max_deterministic_time,
+    )
 
 
 def _webhook(settings: Settings) -> Webhook | None:

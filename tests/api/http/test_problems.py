@@ -1,3 +1,4 @@
+import gzip
 import json
 import select
 import socket
@@ -251,3 +252,9 @@ def test_200_megabytes_are_refused_without_being_read(start_server, sqlite_url: 
 def _peak_memory_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def test_compressed_bodies_are_refused_unread(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = client.post("/v1/models", content=gzip.compress(b"{}"), headers=headers)
+    check_problem(answer, 415, "unsupported_media_type")
