@@ -26,7 +26,7 @@ def default_planner_command() -> tuple[str, ...]:
 class Settings(BaseSettings):
     """All knobs of one server process; none needs to be set."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDWRIGHT_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="SHARDWRIGHT_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CursorResult, case, func, insert, or_, select, update
+from sqlalchemy import CursorResult, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from profiles_db.pages import Cursor, Page, lowest_first, newest_first, page_of, page_of_numbers
@@ -176,9 +176,9 @@ def num_open(session: Session, row: RegenerationRow) -> int:
 
 
 def count_running(session: Session) -> tuple[int, int]:
-    """Regenerations that go on, over all tenants, and items that wait for a person."""
+    """Regenerations that go on, over all tenants, and new revisions that wait for a person."""
     running = select(func.count()).where(RegenerationRow.state == RegenerationState.RUNNING)
-    reviews = select(func.coalesce(func.sum(case((RegenerationItemRow.review == Review.WAITING, 1), else_=0)), 0))
+    reviews = select(func.count()).where(RegenerationItemRow.review == Review.WAITING)
     return session.scalar(running) or 0, session.scalar(reviews) or 0
 
 

@@ -73,6 +73,10 @@ class Metrics:
         self.outdated_plans = Gauge(
             "shardwright_outdated_plans", "Plans made by another version of the planner.", registry=self.registry
         )
+        self.regenerations = Gauge("shardwright_regenerations", "Regenerations that go on.", registry=self.registry)
+        self.reviews = Gauge(
+            "shardwright_reviews_waiting", "New revisions that wait for a person.", registry=self.registry
+        )
         self.jobs = Gauge("shardwright_jobs", "Jobs in the database by state.", ["state"], registry=self.registry)
 
     def show(self, overview: Overview) -> None:
@@ -89,3 +93,8 @@ class Metrics:
         self.slots.set(sum(row.num_slots for row in workers))
         self.heartbeat_age_seconds.set(max(((now - row.heartbeat_at_us) / 1e6 for row in workers), default=0.0))
         self.outdated_plans.set(overview.num_outdated_plans)
+
+    def show_regenerations(self, num_running: int, num_waiting: int) -> None:
+        """Set what is counted in the database: regenerations that go on, and revisions that wait for a person."""
+        self.regenerations.set(num_running)
+        self.reviews.set(num_waiting)

@@ -254,6 +254,11 @@ class RegenerationService:
             item.updated_at_us = now_us()
             return item
 
+    def overview(self) -> tuple[int, int]:
+        """Regenerations that go on, over all tenants, and new revisions that wait for a person."""
+        with self._database.read() as session:
+            return regenerations.count_running(session)
+
     def cancel(self, tenant: str, regeneration_id: str) -> RegenerationView:
         """Make nothing more again; what is done stays, and searches under way end by themselves.
 
