@@ -8,10 +8,10 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability check format schema clean
+.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-regeneration check format schema clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-17s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-19s %s\n", $$1, $$2}'
 
 demo: $(STAMPS)/cli ## Plan Llama-3-8B on 8 x H100 and print why (no torch, no GPU)
 	@$(BIN)/shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64
@@ -29,6 +29,9 @@ verify-search: $(STAMPS)/dev ## Compare plans with brute force on random small r
 
 verify-http: $(STAMPS)/dev ## Send 10,000 hostile bodies to every operation of the service
 	@$(BIN)/python -m benchmarks.hostile_bodies $(VERIFY_ARGS)
+
+verify-regeneration: $(STAMPS)/dev ## Change a cluster under 1,000 plans, with kills (VERIFY_ARGS="--plans 50")
+	@$(BIN)/python -m benchmarks.regeneration $(VERIFY_ARGS)
 
 verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random small problems (resumable)
 	@$(BIN)/python -m benchmarks.verify_layout $(VERIFY_ARGS)
