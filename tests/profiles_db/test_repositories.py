@@ -5,10 +5,10 @@ import pytest
 from api.http.examples import CLUSTER, MODEL, PROFILE, REQUEST
 from planner.plan import make_plan
 from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile
-from profiles_db import documents, executors, jobs, plans, requests
+from profiles_db import documents, executors, jobs, plans, provisional, requests
 from profiles_db.engine import Database
 from profiles_db.pages import Cursor, InvalidCursor
-from profiles_db.tables import DocumentKind, JobState
+from profiles_db.tables import DocumentKind, JobPriority, JobRow, JobState
 
 TENANT = "default"
 
@@ -176,3 +176,81 @@ def test_executors_beat_retire_and_are_forgotten(database: Database) -> None:
         assert beats["retired"] == 0 < beats["me"] <= beats["other"]
         executors.forget(session, ["retired"])
         assert [row.executor_id for row in executors.everyone(session)] == ["me", "other"]
+
+
+def test_jobs_of_a_submitter_are_released_a_few_at_a_time(
+    database: Database, request_document: PlanRequest
+) -> None:
+    request_hash = request_document.content_hash()
+
+    def add(attempt: int, priority: JobPriority, submitted_by: str = "key:1") -> str:
+        with database.write() as session:
+            more = {"attempt": attempt, "submitted_by": submitted_by, "priority": priority}
+            return jobs.add(session, TENANT, request_hash, "0.1.0", **more).job_id
+
+    def release(submitted_by: str, priority: JobPriority) -> list[tuple[str, int]]:
+        with database.write() as session:
+            taken = jobs.release(session, submitted_by, priority, at_most=2)
+            return [(job.job_id, rank) for job, rank in taken]
+
+    with database.write() as session:
+        requests.put(session, TENANT, request_document, request_hash)
+    batch = [add(attempt, JobPriority.BATCH) for attempt in (1, 2, 3)]
+    launcher = add(4, JobPriority.LAUNCHER)
+    other = add(5, JobPriority.BATCH, "key:2")
+    with database.read() as session:
+        everyone = {("key:1", JobPriority.BATCH), ("key:1", JobPriority.LAUNCHER), ("key:2", JobPriority.BATCH)}
+        assert set(jobs.waiting(session)) == everyone
+    assert release("key:1", JobPriority.BATCH) == [(batch[0], 0), (batch[1], 1)]
+    assert release("key:1", JobPriority.BATCH) == []
+    assert release("key:1", JobPriority.LAUNCHER) == [(launcher, 0)]
+    assert release("key:2", JobPriority.BATCH) == [(other, 0)]
+    with database.write() as session:
+        jobs.start(session, batch[0])
+        assert jobs.finish(session, batch[0], fence=1, problem={"code": "x"})
+    assert release("key:1", JobPriority.BATCH) == [(batch[2], 1)]
+    with database.read() as session:
+        assert jobs.waiting(session) == []
+        assert [job.job_id for job in jobs.released(session)] == [batch[1], batch[2], launcher, other]
+
+
+def test_a_cancelled_job_takes_no_result(database: Database, plan: Plan, job_id: str) -> None:
+    with database.write() as session:
+        jobs.start(session, job_id)
+        assert jobs.still_running(session, {job_id: 1}) == {job_id}
+        assert not jobs.cancel(session, "other", job_id, {"code": "job_cancelled"})
+        assert jobs.cancel(session, TENANT, job_id, {"code": "job_cancelled"})
+    with database.write() as session:
+        assert not jobs.cancel(session, TENANT, job_id, {"code": "again"})
+        assert jobs.still_running(session, {job_id: 1}) == set()
+        plans.put(session, TENANT, plan)
+        assert not jobs.finish(session, job_id, fence=1, plan_id=plan.envelope.plan_id)
+        assert jobs.start(session, job_id) is None
+        job = jobs.get(session, TENANT, job_id)
+        assert job is not None
+        assert (job.state, job.plan_id, job.problem) == (JobState.CANCELLED, None, {"code": "job_cancelled"})
+
+
+def test_provisional_plans_are_kept_apart_and_fenced(database: Database, plan: Plan, job_id: str) -> None:
+    with database.write() as session:
+        first = jobs.start(session, job_id)
+        assert first is not None
+        assert provisional.put(session, first, plan)
+        assert provisional.put(session, first, plan)
+    with database.write() as session:
+        second = jobs.start(session, job_id)
+    with database.write() as session:
+        assert second is not None
+        late = Plan.of(plan.body.model_copy(update={"name": "late"}))
+        session.expire_all()
+        assert not provisional.put(session, _as_of(first, fence=1), late)
+        plan_id = plan.envelope.plan_id
+        assert provisional.latest(session, job_id) == plan_id
+        assert provisional.get_bytes(session, TENANT, plan_id) == plan.to_json().encode()
+        assert provisional.get_bytes(session, "other", plan_id) is None
+        assert plans.page(session, TENANT).items == []
+        assert plans.get_bytes(session, TENANT, plan_id) is None
+
+
+def _as_of(job: JobRow, *, fence: int) -> JobRow:
+    return JobRow(job_id=job.job_id, tenant=job.tenant, fence=fence)
