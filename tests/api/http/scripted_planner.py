@@ -1,8 +1,8 @@
 """A planner that does what a folder says: waits for a person at its gate, then plans with the real one.
 
 Run as `python scripted_planner.py FOLDER` with a request on standard input. Files in the folder: `started` gets the
-name of each model as its search starts; a search goes on when `open` or `open-NAME` is there; with `provisional`
-there, it gives its plan as a provisional one first.
+name of each model as its search starts, `warm` the decisions it starts from; a search goes on when `open` or
+`open-NAME` is there; with `provisional` there, it gives its plan as a provisional one first.
 """
 
 import json
@@ -31,8 +31,12 @@ def unproven(plan: Plan) -> Plan:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    request = PlanRequest.from_json(sys.stdin.buffer.read())
+    value = json.load(sys.stdin)
+    starts_warm = "warm_start" in value and "request" in value
+    request = PlanRequest.from_object(value["request"] if starts_warm else value)
     name = request.model.name
+    if starts_warm:
+        (folder / "warm").write_text(json.dumps(value["warm_start"]))
     with (folder / "started").open("a") as file:
         file.write(f"{name}\n")
     emit("progress", elapsed_s=0.0, message="at the gate")

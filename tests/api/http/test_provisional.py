@@ -1,4 +1,7 @@
-from planner.schema import Plan
+import os
+import signal
+
+from planner.schema import Decisions, Plan
 from tests.api.http.server import wait_until
 from tests.api.http.test_jobs import events_of
 
@@ -48,3 +51,18 @@ def test_a_cancelled_job_keeps_its_best_plan(gated) -> None:
     assert kept.envelope.plan_id == cancelled["provisional_plan_id"]
     assert one.get("/v1/plans")["items"] == []
     assert one.ask("model", wait=0).json()["attempt"] == 2
+
+
+def test_a_search_whose_planner_was_killed_goes_on_from_the_best_plan_so_far(gated) -> None:
+    one = gated()
+    one.give_provisional_plans()
+    link = one.post("model")
+    wait_until(lambda: one.get(link)["provisional_plan_id"] is not None)
+    best = Plan.from_object(one.get(one.get(link)["links"]["provisional_plan"]))
+    assert not (one.folder / "warm").exists()
+    (planner,) = one.server.child_pids()
+    os.kill(planner, signal.SIGKILL)
+    wait_until(lambda: one.started() == ["model", "model"])
+    assert Decisions.model_validate_json((one.folder / "warm").read_text()) == best.body.decisions
+    one.open()
+    assert one.ask("model", wait=60).status_code == 200
