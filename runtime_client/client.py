@@ -40,6 +40,12 @@ class PlannedFor:
     reason: str = ""
     """Why the plan is stale."""
 
+    @property
+    def is_provisional(self) -> bool:
+        """The best plan that the search had found by the deadline: checked, but not proven. The service goes on."""
+        certificate = self.plan.body.certificate
+        return certificate is not None and certificate.status == "provisional"
+
 
 class PlanClient:
     """Asks a plan service, and never holds a job up for longer than the deadline."""
@@ -76,7 +82,8 @@ class PlanClient:
     def plan(self, request: PlanRequest) -> PlannedFor:
         """The plan of a request; the last good one, marked stale, when the service cannot answer in time.
 
-        A plan may be infeasible: that is an answer, with its reason. Such plans are not cached.
+        A plan may be infeasible: that is an answer, with its reason. At the deadline it may be provisional: the
+        best of a search that goes on. Such plans are not cached.
 
         Raises:
             PlanServiceError: the service refused the request (the cache is not asked then).
@@ -108,9 +115,10 @@ class PlanClient:
                 raise ServiceUnavailable(f"the plan of {self._service.url} is of no use: {why}")
         except (ServiceUnavailable, UntrustedPlan) as error:
             return self._last_good(key, error)
-        if plan.body.outcome == "feasible":
+        answer = PlannedFor(plan=plan, source="service")
+        if plan.body.outcome == "feasible" and not answer.is_provisional:
             self._cache.store(key, plan)
-        return PlannedFor(plan=plan, source="service")
+        return answer
 
     def _fetch(self, fetch: Callable[[Deadline], Plan]) -> Plan:
         """Fetch in a thread of its own: resolving a name, for one, knows no timeout."""

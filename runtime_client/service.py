@@ -55,7 +55,7 @@ class PlanService:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def fetch(self, document: str, deadline: Deadline) -> Plan:
-        """Ask for the plan of a request document and wait for it.
+        """Ask for the plan of a request document and wait for it; at the deadline the best plan so far will do.
 
         Equal requests share one search, so asking again after a lost answer is safe.
 
@@ -84,6 +84,7 @@ class _Job:
     job_id: str
     state: str
     plan_id: str | None
+    provisional_plan_id: str | None
     problem: dict[str, Any] | None
     pause_s: float
 
@@ -116,14 +117,18 @@ class _Exchange:
 
     def follow(self, job: _Job) -> Plan:
         path = f"/v1/jobs/{quote(job.job_id, safe=':')}"
-        while job.plan_id is None:
+        while (plan_id := job.plan_id) is None:
             if job.state not in ("queued", "running"):
                 raise _job_failure(job)
             if job.pause_s >= self.deadline.remaining_s:
+                if job.provisional_plan_id is not None:
+                    return self._plan(job.provisional_plan_id)
                 raise ServiceUnavailable(f"job {job.job_id} is still {job.state}")
             time.sleep(job.pause_s)
             job = self._retry(lambda: self._get(path), _job)
-        plan_id = job.plan_id
+        return self._plan(plan_id)
+
+    def _plan(self, plan_id: str) -> Plan:
         return self._retry(lambda: self._get(f"/v1/plans/{quote(plan_id, safe=':')}"), lambda r: _plan(r, plan_id))
 
     def _timeout_s(self) -> float:
@@ -166,14 +171,15 @@ def _plan(response: httpx2.Response, expected_id: str | None = None) -> Plan:
 
 def _job(response: httpx2.Response) -> _Job:
     value = _json_object(response)
-    job_id, plan_id, problem = value.get("job_id"), value.get("plan_id"), value.get("problem")
+    job_id, problem = value.get("job_id"), value.get("problem")
     if not isinstance(job_id, str) or not job_id:
         raise InvalidDocument(f"the answer of {response.request.url.path} is no job: it has no job_id")
     asked_s = _retry_after_s(response)
     return _Job(
         job_id=job_id,
         state=str(value.get("state")),
-        plan_id=plan_id if isinstance(plan_id, str) else None,
+        plan_id=_text(value.get("plan_id")),
+        provisional_plan_id=_text(value.get("provisional_plan_id")),
         problem=problem if isinstance(problem, dict) else None,
         pause_s=POLL_PAUSE_S if asked_s is None else max(SHORTEST_POLL_PAUSE_S, asked_s),
     )

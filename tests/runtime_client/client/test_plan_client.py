@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.schema import InvalidDocument, Plan, PlanRequest
+from planner.schema import Certificate, InvalidDocument, Plan, PlanRequest
 from runtime_client.cache import PlanCache, PlanKey, default_cache_dir
 from runtime_client.client import PlanClient, load_plan
 from runtime_client.errors import ClientError, NoPlanAvailable, PlanIdentityMismatch, PlanServiceError
@@ -251,6 +251,23 @@ def test_job_that_outlasts_the_deadline_gives_the_cached_plan(
     found = client(server, tmp_path, deadline_s=1.0).plan(request_)
     assert found.stale
     assert "is still running" in found.reason
+
+
+def test_at_the_deadline_the_best_plan_so_far_will_do_and_is_not_cached(
+    server: ScriptedServer, tmp_path: Path, request_: PlanRequest, plan: Plan
+) -> None:
+    unproven = Certificate(value=5, lower_bound=1, gap=0.8, status="provisional")
+    best = Plan.of(plan.body.model_copy(update={"certificate": unproven}))
+    plan_id = best.envelope.plan_id
+    server.on("POST /v1/plans", reply(202, job("queued"), Retry_After="0"))
+    found = job("running", provisional_plan_id=plan_id)
+    server.on(
+        f"GET /v1/jobs/{JOB}", reply(200, job("running"), Retry_After="0"), reply(200, found, Retry_After="2")
+    )
+    server.on(f"GET /v1/plans/{plan_id}", reply(200, wire(best)))
+    answer = client(server, tmp_path, deadline_s=2.0).plan(request_)
+    assert (answer.plan, answer.source, answer.stale, answer.is_provisional) == (best, "service", False, True)
+    assert PlanCache(tmp_path / "cache").load(PlanKey.of(request_)) is None
 
 
 def test_cached_plan_of_another_workload_is_not_used(
