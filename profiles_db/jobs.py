@@ -7,6 +7,7 @@ from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.orm import Session
 
 from profiles_db.insert import insert_if_absent
+from profiles_db.pages import Cursor, Page, newest_first, page_of
 from profiles_db.tables import JobEventRow, JobPriority, JobRow, JobState, now_us
 
 _UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
@@ -67,6 +68,24 @@ def add(
 def get(session: Session, tenant: str, job_id: str) -> JobRow | None:
     """A job of a tenant by its id."""
     return session.scalar(select(JobRow).where(JobRow.job_id == job_id, JobRow.tenant == tenant))
+
+
+def page(
+    session: Session,
+    tenant: str,
+    *,
+    state: JobState | None = None,
+    cursor: Cursor | None = None,
+    limit: int = 50,
+) -> Page[JobRow]:
+    """Jobs, newest first."""
+    query = select(JobRow).where(JobRow.tenant == tenant)
+    if state is not None:
+        query = query.where(JobRow.state == state)
+    rows = session.scalars(
+        newest_first(query, JobRow.created_at_us, JobRow.job_id, cursor=cursor, limit=limit)
+    ).all()
+    return page_of(rows, "job_id", limit=limit)
 
 
 def unfinished(session: Session) -> Sequence[JobRow]:

@@ -9,6 +9,7 @@ from api.cli.describe import describe
 from api.cli.diff import diff
 from api.cli.dryrun import dryrun
 from api.cli.failures import Commands
+from api.cli.jobs import jobs
 from api.cli.keys import keys
 from api.cli.layout import layout
 from api.cli.lineages import lineages
@@ -48,6 +49,7 @@ app.command(rich_help_panel=_DESCRIBING)(catalog)
 app.command(rich_help_panel=_DESCRIBING)(schema)
 app.command(rich_help_panel=_AROUND)(serve)
 app.command(rich_help_panel=_AROUND)(worker)
+app.add_typer(jobs, name="jobs", rich_help_panel=_AROUND)
 app.add_typer(keys, name="keys", rich_help_panel=_AROUND)
 app.add_typer(db, name="db", rich_help_panel=_AROUND)
 app.add_typer(lineages, name="lineages", rich_help_panel=_AROUND)

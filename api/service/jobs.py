@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from api.service.callers import Caller
@@ -12,6 +13,7 @@ from api.service.feed import JobFeed
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from profiles_db import executors, jobs, plans, provisional
 from profiles_db.engine import Database
+from profiles_db.pages import Cursor, Page
 from profiles_db.tables import ExecutorRow, JobEventRow, JobPriority, JobRow, JobState
 
 POLL_S = 1.0
@@ -69,11 +71,18 @@ class JobService:
             job = jobs.get(session, tenant, job_id)
             if job is None:
                 raise NotFound("job", job_id)
-            return JobView(
-                job=job,
-                progress=jobs.last_event(session, job_id),
-                provisional_plan_id=provisional.latest(session, job_id) if job.plan_id is None else None,
-            )
+            return _view(session, job)
+
+    def page(self, tenant: str, state: JobState | None, *, cursor: str | None, limit: int) -> Page[JobView]:
+        """Jobs, newest first.
+
+        Raises:
+            InvalidCursor: the cursor is not from an earlier page.
+        """
+        after = Cursor.decode(cursor) if cursor is not None else None
+        with self._database.read() as session:
+            found = jobs.page(session, tenant, state=state, cursor=after, limit=limit)
+            return Page(items=[_view(session, job) for job in found.items], next=found.next)
 
     def cancel(self, caller: Caller, job_id: str) -> JobView:
         """End a job, wherever it is; one that has ended is left as it is.
@@ -145,3 +154,11 @@ class JobService:
                 executors=tuple(executors.everyone(session)),
                 num_outdated_plans=plans.num_of_other_versions(session, PLANNER_VERSION),
             )
+
+
+def _view(session: Session, job: JobRow) -> JobView:
+    return JobView(
+        job=job,
+        progress=jobs.last_event(session, job.job_id),
+        provisional_plan_id=provisional.latest(session, job.job_id) if job.plan_id is None else None,
+    )

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Header
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.http.dependencies import JobId, Planner, Reader, ServicesDep, timestamp
-from api.http.jobs.views import Job, JobProgress
+from api.http.dependencies import CursorParameter, JobId, Limit, Planner, Reader, ServicesDep, timestamp
+from api.http.jobs.views import Job, JobPage, JobProgress
 from api.http.openapi import PROBLEM_RESPONSES
 from api.service.jobs import JobView
 from api.service.services import Services
-from profiles_db.tables import JobEventRow
+from profiles_db.tables import JobEventRow, JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -21,6 +21,19 @@ SILENCE_S = 15.0
 LastEventId = Annotated[
     str, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$", description="Sent by clients that reconnect.")
 ]
+
+
+@router.get("", summary="List jobs", response_model=JobPage, responses=PROBLEM_RESPONSES)
+def list_jobs(
+    caller: Reader,
+    services: ServicesDep,
+    state: JobState | None = None,
+    cursor: CursorParameter = None,
+    limit: Limit = 50,
+) -> Any:  # noqa: ANN401
+    """Newest first; `next` of a page is the `cursor` of the one after it."""
+    page = services.jobs.page(caller.tenant, state, cursor=cursor, limit=limit)
+    return JobPage(items=[Job.of(view) for view in page.items], next=page.next)
 
 
 @router.get("/{job_id}", summary="Get a job", response_model=Job, responses=PROBLEM_RESPONSES)

@@ -100,6 +100,13 @@ class Job(BaseModel):
         )
 
 
+class JobPage(BaseModel):
+    """Jobs, newest first; `next` is the cursor of the next page."""
+
+    items: list[Job]
+    next: str | None
+
+
 def progress_of(view: JobView) -> JobProgress | None:
     """The newest progress of a job."""
     event = view.progress

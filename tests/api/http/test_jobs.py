@@ -49,6 +49,21 @@ def test_a_failed_job_shows_its_problem(client: TestClient) -> None:
     assert 'shardwright_jobs{state="failed"} 1.0' in client.get("/metrics").text
 
 
+def test_lists_of_jobs(client: TestClient) -> None:
+    for num_layers in (1, 2):
+        client.post("/v1/plans", json=decoder_request(num_layers))
+    refused = decoder_request(1)
+    client.post("/v1/plans", json={**refused, "workload": {**refused["workload"], "compile": True}})
+    everything = client.get("/v1/jobs").json()["items"]
+    assert [job["state"] for job in everything] == ["failed", "succeeded", "succeeded"]
+    assert everything[1] == client.get(everything[1]["links"]["self"]).json()
+    assert client.get("/v1/jobs", params={"state": "succeeded"}).json() == {"items": everything[1:], "next": None}
+    first = client.get("/v1/jobs", params={"limit": 2}).json()
+    second = client.get("/v1/jobs", params={"limit": 2, "cursor": first["next"]}).json()
+    assert first["items"] + second["items"] == everything
+    assert client.get("/v1/jobs", params={"state": "lost"}).status_code == 422
+
+
 def test_unknown_jobs(client: TestClient) -> None:
     for path in ("/v1/jobs/nothing", "/v1/jobs/nothing/events"):
         answer = client.get(path)

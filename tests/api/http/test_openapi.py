@@ -18,7 +18,7 @@ def document(tmp_path_factory: pytest.TempPathFactory):
 
 def test_every_operation_is_described(document: dict) -> None:
     operations = [operation for path in document["paths"].values() for operation in path.values()]
-    assert len(operations) == 40
+    assert len(operations) == 41
     for operation in operations:
         assert operation["summary"]
         assert operation["description"]
@@ -66,6 +66,7 @@ def test_answers_follow_the_document(sqlite_url: str) -> None:
         check("Job", job)
         check("Plan", client.post("/v1/plans", json=REQUEST).json())
         check("Job", client.get(job["links"]["self"]).json())
+        check("JobPage", client.get("/v1/jobs").json())
         check("PlanPage", client.get("/v1/plans").json())
         check("DocumentPage", client.get("/v1/models").json())
         check("Problem", client.get("/nothing").json())

@@ -51,7 +51,7 @@ def test_nothing_of_one_tenant_is_there_for_the_other(two: Two) -> None:
             two.client.get(path.replace(":", ":0", 1)[: len(path)], headers=two.b), 404, "not_found"
         )
         assert theirs["title"] == nobody["title"]
-    for path in ("/v1/plans", "/v1/models", "/v1/clusters"):
+    for path in ("/v1/plans", "/v1/models", "/v1/clusters", "/v1/jobs"):
         assert len(two.client.get(path, headers=two.a).json()["items"]) == 1
         assert two.client.get(path, headers=two.b).json() == {"items": [], "next": None}
 
