@@ -30,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=NUM_TRIALS, help="of each victim on each database")
     parser.add_argument("--database", choices=sorted(VICTIMS), action="append", help="only on this one")
+    parser.add_argument("--victim", action="append", help="only this one")
     parser.add_argument("--again", action="store_true", help="also those that this commit has results of")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> int:
             (victim, number)
             for number in range(arguments.trials)
             for victim in VICTIMS[database]
-            if (database, victim, number) not in done
+            if (database, victim, number) not in done and victim in (arguments.victim or VICTIMS[database])
         ]
         for found in _results(database, left):
             with arguments.output.open("a") as output:

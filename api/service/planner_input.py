@@ -10,9 +10,9 @@ from profiles_db.tables import JobRow
 def planner_input(session: Session, job: JobRow) -> tuple[PlanRequest, bytes]:
     """The request of a job, and its text.
 
-    The search starts from the best plan that an earlier start of the job had found before its process died, else from
-    the plan that the request names. That is the request alone where there is neither, or where the named one is kept
-    no longer, which the planner refuses.
+    The search starts from the best plan that an earlier start of the job had found before its process died, else
+    from the plan that the request names. Where there is neither, or the named one is kept no longer (which the
+    planner refuses), that is the request alone.
     """
     request = requests.get(session, job.tenant, job.request_hash)
     assert request is not None, "foreign keys keep the request of a job"

@@ -30,7 +30,12 @@ def trial(world: World, victim: str, seed: int) -> dict[str, Any]:
     names = [f"{victim} {seed} {number}" for number in range(NUM_REQUESTS)]
     job_ids = [world.accepted(name) for name in names]
     death.join()
-    jobs = [world.ended(job_id) for job_id in job_ids]
+    if death.problems:
+        raise RuntimeError(f"{victim} {seed}: {death.problems}; {world.state(job_ids)}")
+    try:
+        jobs = [world.ended(job_id) for job_id in job_ids]
+    except TimeoutError as error:
+        raise RuntimeError(f"{victim} {seed}: {error}; {world.state(job_ids)}") from None
     death.bring_back()
     lasts = [row for job_id in job_ids if (row := world.row(job_id)) is not None]
     wait_for("the last planner to end", lambda: not world.planners())

@@ -3,14 +3,14 @@
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx2
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
 from api.http.examples import REQUEST
 from benchmarks.durability.processes import Postgres, Process, database_urls, planners, wait_for
@@ -104,6 +104,19 @@ class World:
         """How often a process said that it had published a result of a job."""
         entries = [entry for process in self.processes for entry in process.entries()]
         return sum(entry["event"] == "job_finished" and entry["job_id"] == job.job_id for entry in entries)
+
+    def state(self, job_ids: Sequence[str]) -> str:
+        """All that may say why jobs do not end."""
+        with self.database.read() as session:
+            jobs = [session.get(JobRow, job_id) for job_id in job_ids]
+            told = [str({**vars(job), "_sa_instance_state": None}) for job in jobs if job is not None]
+            told += [str(row) for row in session.execute(text("SELECT * FROM executors"))]
+            if not self.database.is_sqlite:
+                query = "SELECT workflow_uuid, status, executor_id, queue_name FROM dbos.workflow_status"
+                told += [str(row) for row in session.execute(text(f"{query} WHERE status NOT IN ('SUCCESS')"))]
+        for process in self.processes:
+            told += [f"{process.name} {process.pid}", *(str(entry) for entry in process.entries()[-40:])]
+        return "\n".join(told)
 
     def heartbeat(self, pid: int) -> int | None:
         """Last heartbeat of a process; None while the others hold it for dead."""
