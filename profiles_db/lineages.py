@@ -44,8 +44,8 @@ def page(
 
 def locked(session: Session, tenant: str, lineage_id: str) -> LineageRow | None:
     """A lineage that nobody else changes before this transaction ends."""
-    query = select(LineageRow).where(LineageRow.tenant == tenant, LineageRow.lineage_id == lineage_id)
-    return session.scalar(query.with_for_update())
+    key = (tenant, lineage_id)
+    return session.get(LineageRow, key, with_for_update=True, populate_existing=True)
 
 
 def open_lineage(

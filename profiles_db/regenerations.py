@@ -15,6 +15,7 @@ from profiles_db.tables import (
     RegenerationRow,
     RegenerationState,
     Review,
+    Verdict,
     now_us,
 )
 
@@ -153,9 +154,9 @@ def put_back(session: Session, entry: RegenerationItemRow) -> bool:
     return _move(session, entry, ItemState.SUBMITTED, state=ItemState.WAITING, job_id=None)
 
 
-def refuse(session: Session, entry: RegenerationItemRow, **values: Any) -> bool:  # noqa: ANN401 - columns
-    """End an item that cannot be submitted; returns False when it no longer waits."""
-    return _move(session, entry, ItemState.WAITING, state=ItemState.DONE, **values)
+def fail(session: Session, entry: RegenerationItemRow, before: ItemState, reason: str) -> bool:
+    """End an item without a plan; returns False when it is no longer in the state that it was."""
+    return _move(session, entry, before, state=ItemState.DONE, verdict=Verdict.FAILED, reasons=[reason])
 
 
 def cancel(session: Session, row: RegenerationRow) -> None:

@@ -163,7 +163,6 @@ class LineageService:
             found = resolve(session, caller.tenant, reference)
             lineage = lineages.locked(session, caller.tenant, found.lineage_id)
             assert lineage is not None
-            session.refresh(lineage)
             if lineage.version != version:
                 raise ChangedMeanwhile(
                     f"lineage {lineage.name} was changed since version {version} and has version {lineage.version} "

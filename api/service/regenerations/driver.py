@@ -6,7 +6,8 @@ lease ends another one goes on. Plans are searched by the jobs that everyone els
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -110,7 +111,8 @@ class RegenerationDriver:
         for entry in entries:
             if self._stopping.is_set():
                 break
-            self._submit_one(row, entry, cluster)
+            with self._failing_alone(entry, ItemState.WAITING):
+                self._submit_one(row, entry, cluster)
         return len(entries)
 
     def _submit_one(self, row: RegenerationRow, entry: RegenerationItemRow, cluster: ClusterDescription) -> None:
@@ -126,7 +128,7 @@ class RegenerationDriver:
             job = self._submit(caller, request)
         except ShardwrightError as error:
             with self._database.write() as session:
-                regenerations.refuse(session, entry, verdict=Verdict.FAILED, reasons=[str(error)])
+                regenerations.fail(session, entry, ItemState.WAITING, str(error))
             return
         with self._database.write() as session:
             regenerations.submit(session, entry, job.job_id, reasons=[left_out] if left_out else [])
@@ -137,7 +139,8 @@ class RegenerationDriver:
         for entry, job in ended:
             if self._stopping.is_set():
                 break
-            self._take_in_one(row, entry, job)
+            with self._failing_alone(entry, ItemState.SUBMITTED):
+                self._take_in_one(row, entry, job)
         return len(ended)
 
     def _take_in_one(self, row: RegenerationRow, entry: RegenerationItemRow, job: JobRow) -> None:
@@ -166,6 +169,18 @@ class RegenerationDriver:
             if job.plan_id is not None and current.lineage_id is not None:
                 self._add_revision(session, row, current, found)
 
+    @contextmanager
+    def _failing_alone(self, entry: RegenerationItemRow, state: ItemState) -> Iterator[None]:
+        """A defect that one item meets ends this item, not the regeneration; an outage ends nothing."""
+        try:
+            yield
+        except DBAPIError:
+            raise
+        except Exception:
+            _log.exception("regeneration_item_failed", item=entry.number)
+            with self._database.write() as session:
+                regenerations.fail(session, entry, state, "the server could not make it again; its log says why")
+
     def _add_revision(
         self, session: Session, row: RegenerationRow, item: RegenerationItemRow, found: Compared
     ) -> None:
@@ -175,7 +190,6 @@ class RegenerationDriver:
         plan = plans.get_row(session, row.tenant, item.new_plan_id)
         assert lineage is not None
         assert plan is not None
-        session.refresh(lineage)
         newest = lineages.revision(session, lineage, lineage.newest_revision)
         if newest is None or newest.plan_id != item.new_plan_id:
             append(session, lineage, plan, cause=Cause.REGENERATION, why=_why(session, row), by=row.created_by)

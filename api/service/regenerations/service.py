@@ -281,7 +281,6 @@ def _accept(session: Session, item: RegenerationItemRow, caller: Caller) -> None
     assert item.new_revision is not None
     lineage = lineages.locked(session, item.tenant, item.lineage_id)
     assert lineage is not None, "foreign keys keep the lineages of items"
-    session.refresh(lineage)
     if lineage.active_revision not in (None, item.old_revision, item.new_revision):
         raise NotActivatable(
             f"lineage {lineage.name} has revision {lineage.active_revision} active, not {item.old_revision}, which "

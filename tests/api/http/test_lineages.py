@@ -1,9 +1,13 @@
 import copy
+import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi.testclient import TestClient
 
 from api.http.examples import CLUSTER, REQUEST
+from api.service.callers import ANONYMOUS
+from api.service.errors import ChangedMeanwhile
 from planner.schema import Plan
 from tests.api.http.server import bearer, decoder_request, make_key
 from tests.api.http.test_problems import check_problem
@@ -146,6 +150,32 @@ def test_lineages_belong_to_a_tenant_and_activation_needs_an_admin(client: TestC
     check_problem(client.put("/v1/lineages/job/active", json={"revision": 1}, headers=headers), 403, "forbidden")
     unknown = {"name": "job", "plan": f"sha256:{'0' * 64}"}
     check_problem(client.post("/v1/lineages", json=unknown, headers=planner), 422, "unknown_reference")
+
+
+def test_of_many_who_add_and_activate_at_once_each_is_in_order(client: TestClient) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    plans = [_plan(client, limits={"memory_bytes": 60 * 2**30 + number}) for number in range(4)]
+    bodies = [json.dumps({"name": "busy", "plan": plan_id}).encode() for plan_id in plans]
+
+    def add(body: bytes) -> int:
+        return services.lineages.add(ANONYMOUS, body)[0].row.newest_revision
+
+    with ThreadPoolExecutor(4) as threads:
+        assert max(threads.map(add, bodies)) == 4
+    lineage = client.get("/v1/lineages/busy").json()
+    rows = client.get("/v1/lineages/busy/revisions").json()["items"]
+    assert sorted(row["plan"] for row in rows) == sorted(plans)
+
+    def activate(number: int) -> bool:
+        try:
+            services.lineages.activate(ANONYMOUS, "busy", lineage["version"], b'{"revision":%d}' % number)
+        except ChangedMeanwhile:
+            return False
+        return True
+
+    with ThreadPoolExecutor(3) as threads:
+        assert sum(threads.map(activate, (2, 3, 4))) == 1
+    assert len(client.get("/v1/lineages/busy/activations").json()["items"]) == 2
 
 
 def test_names_are_plain(client: TestClient) -> None:

@@ -69,6 +69,22 @@ def test_answers_follow_the_document(sqlite_url: str) -> None:
         check("JobPage", client.get("/v1/jobs").json())
         check("PlanPage", client.get("/v1/plans").json())
         check("DocumentPage", client.get("/v1/models").json())
+        plan_id = client.get("/v1/plans").json()["items"][0]["plan_id"]
+        check("Lineage", client.post("/v1/lineages", json={"name": "job", "plan": plan_id}).json())
+        check("LineagePage", client.get("/v1/lineages").json())
+        check("RevisionPage", client.get("/v1/lineages/job/revisions").json())
+        check("ActivationPage", client.get("/v1/lineages/job/activations").json())
+        check("Plan", client.get("/v1/lineages/job/active").json())
+        compared = client.get("/v1/lineages/job/difference", params={"before": 1, "after": 1}).json()
+        check("RevisionsCompared", compared)
+        revisions = f"/v1/clusters/{CLUSTER['name']}/revisions"
+        lost = {"changes": [{"change": "nodes_lost", "num_nodes": 1}]}
+        check("NewClusterRevision", lost)
+        check("RegenerationPreview", client.post(revisions, json={**lost, "dry_run": True}).json())
+        regeneration = client.post(revisions, json=lost).json()
+        check("Regeneration", regeneration)
+        check("RegenerationItemPage", client.get(regeneration["links"]["items"]).json())
+        check("ClusterRevisionPage", client.get(revisions).json())
         check("Problem", client.get("/nothing").json())
         check("Readiness", client.get("/readyz").json())
 

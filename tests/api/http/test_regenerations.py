@@ -14,6 +14,8 @@ from api.http.examples import CLUSTER, PROFILE
 from api.http.examples import REQUEST as EXAMPLE
 from api.service.regenerations import driver as driver_module
 from api.service.regenerations.driver import RegenerationDriver
+from api.service.regenerations.verdicts import Compared
+from planner.schema import PlanBody
 from tests.api.http.server import bearer, decoder_request, make_key, running_client
 from tests.api.http.test_problems import check_problem
 
@@ -204,6 +206,26 @@ def test_a_cancelled_one_ends_and_stays_so(client: TestClient, monkeypatch: pyte
     monkeypatch.undo()
     assert client.get(running["links"]["self"]).json() == cancelled
     assert client.get("/v1/lineages/job").json()["num_revisions"] == 1
+
+
+def test_a_defect_that_one_plan_meets_ends_this_one_alone(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lineage(client, "broken")
+    _lineage(client, "whole", {**REQUEST, "limits": {"memory_bytes": 60 * 2**30}})
+    compare = driver_module.compare
+    broken = client.get("/v1/lineages/broken").json()["active"]["plan"]
+
+    def failing(old: PlanBody, new: PlanBody) -> Compared:
+        if old.content_hash() == broken:
+            raise RuntimeError("a defect")
+        return compare(old, new)
+
+    monkeypatch.setattr(driver_module, "compare", failing)
+    done = _finished(client, _revise(client, **SLOWER))
+    assert (done["verdicts"]["failed"], done["items"]["done"]) == (1, 2)
+    assert client.get("/v1/lineages/broken").json()["num_revisions"] == 1
+    assert client.get("/v1/lineages/whole").json()["num_revisions"] == 2
 
 
 class _Died(BaseException):
