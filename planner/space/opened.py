@@ -206,7 +206,8 @@ class Opening:
         self._state = sharding.state(candidate)
         self.costs = sharding.costs
         self.optimizer_ns = self._state.optimizer_ns
-        self._floor_bytes: int | None = None
+        self._floors_bytes: dict[tuple[object, ...], int] = {}
+        """By what the knobs of a candidate depend on, besides what all settings of the opening share."""
         self.inputs = step_inputs(
             parts,
             request.workload,
@@ -280,11 +281,13 @@ class Opening:
         return not memory.total_bytes or memory.total_bytes <= self.costs.host_budget_bytes
 
     def floor_bytes(self, candidate: Candidate) -> int:
-        """No plan of a global choice needs less device memory, whatever the setting."""
-        if self._floor_bytes is None:
+        """No plan of a global choice needs less device memory."""
+        key = (candidate.gradient_sync, candidate.keeps_gathered, candidate.alias_gathers, candidate.setting)
+        if key not in self._floors_bytes:
             knobs, _ = self._knobs(candidate)
-            self._floor_bytes = floor_bytes(self.inputs, knobs, self.costs, num_micro_batches(self._request))
-        return self._floor_bytes
+            found = floor_bytes(self.inputs, knobs, self.costs, num_micro_batches(self._request))
+            self._floors_bytes[key] = found
+        return self._floors_bytes[key]
 
     def relaxed(self, candidate: Candidate, members: Sequence[Setting]) -> OpenCandidate:
         """See the note above."""

@@ -3,7 +3,9 @@
 from typing import TypeVar
 
 from planner.program.choices import Choice
+from planner.program.known import KnownSizes
 from planner.program.step import KEEP, Activation
+from planner.program.units import partition
 from planner.schema import Decisions, MeshPlan, PlanRequest, StateTier
 from planner.space.candidate import Candidate, Setting, candidates, settings
 from planner.space.fixed import NoValueLeft
@@ -30,7 +32,9 @@ def opened_from(request: PlanRequest, goal: Goal, earlier: Decisions) -> OpenCan
     )
     if found is None:
         return None
-    opening = Opening(found, Sharding(found.training.of(request), found), goal)
+    training = found.training.of(request)
+    known = KnownSizes(training.workload.precision)
+    opening = Opening(found, Sharding(training, partition(request.model, ()), found, known), goal)
     try:
         allowed = settings(request, found, opening.costs)
         setting = max(allowed, key=lambda one: _setting_likeness(one, _setting(earlier)))
@@ -61,6 +65,7 @@ def _likeness(candidate: Candidate, earlier: Decisions, mesh: MeshPlan) -> tuple
         training.reduce_dtype == earlier.reduce_dtype,
         training.optimizer_implementation == earlier.optimizer_implementation,
         bool(candidate.owners) == bool(earlier.owners),
+        candidate.alias_gathers == any(unit.alias_gathers for unit in earlier.units),
     )
 
 
