@@ -34,7 +34,7 @@ class KnownSizes:
         """Units of the same modules are the same, but the root, which has what the others leave."""
         layouts = parts.layouts.get(number, ())
         left = tuple(name for name, _ in unit.parameters) if unit.modules == ("",) else ()
-        key = (unit.modules, left, shard, tuple(layout.name for layout in layouts))
+        key = (unit.modules, left, shard, parts.with_zeros, tuple(layout.name for layout in layouts))
         if key not in self._of_units:
             self._of_units[key] = self._of_content(parts, unit, shard, layouts)
         return self._of_units[key]

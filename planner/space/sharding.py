@@ -77,7 +77,7 @@ class Sharding:
             if is_on_host
             for name, _ in unit.parameters
         )
-        if candidate.large_mesh is not None or parts.layouts:
+        if candidate.large_mesh is not None or parts.layouts or parts.with_zeros:
             return self._state_of(local_shards(parts, candidate.meshes), on_host)
         if on_host not in self._states:
             self._states[on_host] = self._state_of(self._shards, on_host)
