@@ -9,11 +9,12 @@ missed one makes the command fail. Writes `docs/measurements/search-speed.json`.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from os import getloadavg
 from pathlib import Path
+from statistics import median
 from time import monotonic, process_time
 
 from benchmarks.deep_models import ROOT, deep_model, llama_405b
@@ -40,6 +41,7 @@ ONE_CHOICE = (
     FixedChoice(knob="split_blocks", value=False),
 )
 DEVICES_PER_NODE = 8
+CURVE_S = (1, 2, 5, 10, 20, 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,29 @@ def run(case: Case) -> Outcome:
     return outcome
 
 
+def gap_after(outcome: Outcome, seconds: float) -> float | None:
+    """Gap that was proven by then; None before there were a plan and a bound."""
+    if outcome.total_s <= seconds:
+        return outcome.gap
+    known = [(best, bound) for at, best, bound in outcome.curve if at <= seconds and best and bound]
+    return max(0.0, 1 - known[-1][1] / known[-1][0]) if known else None
+
+
+def curves(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Rows of a table: of each model's searches the median gap and the largest, over time."""
+    yield "| model | " + " | ".join(f"{seconds} s" for seconds in CURVE_S) + " |"
+    yield "|---" * (len(CURVE_S) + 1) + "|"
+    for model in dict.fromkeys(outcome.name.partition(" on ")[0] for outcome in outcomes):
+        own = [one for one in outcomes if one.name.startswith(f"{model} on ") and one.step_ms is not None]
+        cells = []
+        for seconds in CURVE_S:
+            gaps = sorted(gap for one in own if (gap := gap_after(one, seconds)) is not None)
+            without = f", {len(own) - len(gaps)} none" if len(gaps) < len(own) else ""
+            cells.append(f"{median(gaps):.2%}, {gaps[-1]:.2%}{without}" if gaps else "none")
+        if own:
+            yield f"| {model}, {len(own)} searches | " + " | ".join(cells) + " |"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name contains this text")
@@ -220,6 +245,7 @@ def main() -> int:
     for case in chain(one_choice(arguments.only), whole(arguments.only)):
         outcomes.append(run(case))
         print(outcomes[-1].line(), flush=True)
+    print("", *curves(outcomes), sep="\n")
     document = {"where": provenance(), "outcomes": [asdict(outcome) for outcome in outcomes]}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(document, indent=1) + "\n")
