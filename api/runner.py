@@ -56,6 +56,9 @@ class JobRunner:
         self._silence = Silence(0 if database.is_sqlite else settings.heartbeat_timeout_s)
         self._dead: Collection[str] = ()
         self._beaten_at = 0.0
+        self._solving: set[str] = set()
+        self._idle_since: dict[str, float] = {}
+        """Jobs that the queue says run here though they do not, and when that was first seen."""
         self._stopping = threading.Event()
         self._work_left = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -113,9 +116,11 @@ class JobRunner:
         self._work_left.set()
 
     def _solve(self, job_id: str) -> None:
+        self._solving.add(job_id)
         try:
             self._runs.solve(job_id)
         finally:
+            self._solving.discard(job_id)
             self._work_left.set()
 
     def _release(self, submitted_by: str, priority: JobPriority) -> None:
@@ -201,7 +206,7 @@ class JobRunner:
         names = {row.executor_id for row in living}
         versions = {row.application_version for row in living}
         strangers = set()
-        lost = []
+        lost = self._idle_here([job for job in expected if self._has_taken(entries.get(job.job_id))])
         for job in expected:
             match entries.get(job.job_id):
                 case None:
@@ -217,6 +222,18 @@ class JobRunner:
             self._queue.take_over(strangers)
         if lost:
             self._run_again(lost)
+
+    def _has_taken(self, entry: Entry | None) -> bool:
+        return entry is not None and entry.executor_id == self.executor_id
+
+    def _idle_here(self, taken: Sequence[JobRow]) -> list[JobRow]:
+        """Jobs that this process took from the queue and does not run: DBOS forgets what it took when the database
+        goes away at that moment. They are given a while, since some may be about to start.
+        """
+        now = time.monotonic()
+        idle = [job for job in taken if job.job_id not in self._solving]
+        self._idle_since = {job.job_id: self._idle_since.get(job.job_id, now) for job in idle}
+        return [job for job in idle if now - self._idle_since[job.job_id] > self._settings.heartbeat_timeout_s]
 
     def _run_again(self, lost: Sequence[JobRow]) -> None:
         """Jobs that the queue will not run, though they have no end, unless they came to it just now."""

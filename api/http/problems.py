@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from api.service.errors import (
@@ -28,6 +29,7 @@ from api.service.errors import (
     VersionMissing,
 )
 from planner.schema.errors import InvalidDocument, ShardwrightError
+from profiles_db.engine import is_outage
 
 _log = structlog.get_logger()
 
@@ -146,6 +148,14 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(ShardwrightError)
     def _user_error(_request: Request, error: ShardwrightError) -> JSONResponse:
         return error_response(error)
+
+    @app.exception_handler(SQLAlchemyError)
+    def _database_error(_request: Request, error: SQLAlchemyError) -> JSONResponse:
+        if not is_outage(error):
+            raise error
+        _log.warning("database_away", error=str(error).partition("\n")[0])
+        detail = "the database cannot be reached; try again"
+        return problem_response(503, "database_unavailable", detail, headers={"Retry-After": "1"})
 
     @app.exception_handler(RequestValidationError)
     def _invalid_parameter(_request: Request, error: RequestValidationError) -> JSONResponse:

@@ -129,12 +129,39 @@ def test_an_upgrade_plans_again_what_the_old_planner_had_accepted(
     assert plan.json()["envelope"]["job_id"] != two.get(link)["job_id"]
 
 
+def test_what_a_worker_took_and_never_ran_goes_back_to_the_queue(
+    start_server, database_url: str, tmp_path: Path
+) -> None:
+    """As DBOS leaves it when the database goes away while it hands a job out."""
+    one = Gated(start_server, database_url, tmp_path / "gate")
+    one.post("first")
+    wait_until(lambda: one.started() == ["first"])
+    link = one.post("second")
+    job_id = one.get(link)["job_id"]
+    ours, queue, table = _databases(database_url)
+    with ours.read() as session:
+        executor_id = session.scalar(select(ExecutorRow.executor_id))
+    with queue.write() as session:
+        query = f"UPDATE {table} SET status = 'PENDING', executor_id = :executor WHERE workflow_uuid = :job"
+        session.execute(text(query), {"executor": executor_id, "job": job_id})
+    ours.close()
+    queue.close()
+    one.open()
+    assert one.ask("second", wait=60).status_code == 200
+    assert one.started() == ["first", "second"]
+
+
+def _databases(database_url: str) -> tuple[Database, Database, str]:
+    """Ours, that of the queue, and the queue's table in it."""
+    ours = Database(database_url)
+    if ours.is_sqlite:
+        return ours, Database(f"{database_url}.queue"), "workflow_status"
+    return ours, Database(database_url), "dbos.workflow_status"
+
+
 def _belongs_to_version(database_url: str, version: str) -> None:
     """As if the database were left by an older planner."""
-    ours, theirs = Database(database_url), Database(database_url)
-    if ours.is_sqlite:
-        theirs = Database(f"{database_url}.queue")
-    table = "workflow_status" if ours.is_sqlite else "dbos.workflow_status"
+    ours, theirs, table = _databases(database_url)
     values = {"own": f":{__version__}:", "new": f":{version}:", "application": f"3-{version}"}
     job_id = "replace({}, :own, :new)"
     with ours.write() as session:
