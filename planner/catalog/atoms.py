@@ -14,7 +14,12 @@ ATOMS: Mapping[str, Atom] = MappingProxyType(
         # Blocks of 64 values share a scale, and 256 such scales are quantized together.
         "nf4-64x256": FlatAtom(num_elements=64 * 256),
         "fp8-tile128x128": TileAtom(num_rows=128, num_columns=128),
+        # One scale for each 32 elements of a row, and 16 (OCP Microscaling Formats 1.0; NVIDIA's NVFP4).
+        "mx-block32": FlatAtom(num_elements=32),
+        "nvfp4-block16": FlatAtom(num_elements=16),
         "muon": WholeAtom(),
+        # Preconditioners of both sides need the matrix.
+        "shampoo": WholeAtom(),
     }
 )
 """Read-only: name of the method to its atom."""

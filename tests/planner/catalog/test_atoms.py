@@ -8,6 +8,8 @@ def test_well_known_atoms():
     assert atom("8bit-block256") == FlatAtom(num_elements=256)
     assert atom("nf4-64x256") == FlatAtom(num_elements=16_384)
     assert atom("fp8-tile128x128") == TileAtom(num_rows=128, num_columns=128)
+    assert atom("mx-block32") == FlatAtom(num_elements=32)
+    assert atom("shampoo") == WholeAtom()
     assert atom("muon") == WholeAtom()
 
 
