@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CursorResult, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, CursorResult, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from profiles_db.pages import Cursor, Page, lowest_first, newest_first, page_of, page_of_numbers
@@ -58,15 +58,24 @@ def page(
     return page_of(session.scalars(ordered).all(), "regeneration_id", limit=limit)
 
 
-def claim(session: Session, holder: str, *, lease_us: int) -> RegenerationRow | None:
-    """Take one that has something to do and that no living process holds; the longest neglected first."""
-    now = now_us()
-    has_work = or_(
+def any_has_work(session: Session) -> bool:
+    """Whether `claim` may find something; a read, so that idle processes do not write."""
+    return session.scalar(select(RegenerationRow.state).where(_has_work(now_us())).limit(1)) is not None
+
+
+def _has_work(now: int) -> ColumnElement[bool]:
+    return or_(
         RegenerationRow.state == RegenerationState.RUNNING,
         (RegenerationRow.notice == NOTICE_WAITING) & (RegenerationRow.notice_at_us <= now),
     )
+
+
+def claim(session: Session, holder: str, *, lease_us: int) -> RegenerationRow | None:
+    """Take one that has something to do and that no living process holds; the longest neglected first."""
+    now = now_us()
     is_free = or_(RegenerationRow.lease_holder == holder, RegenerationRow.lease_until_us <= now)
-    query = select(RegenerationRow).where(has_work, is_free).order_by(RegenerationRow.lease_until_us).limit(1)
+    query = select(RegenerationRow).where(_has_work(now), is_free)
+    query = query.order_by(RegenerationRow.lease_until_us).limit(1)
     row = session.scalar(query.with_for_update(skip_locked=True))
     if row is not None:
         row.lease_holder = holder

@@ -1,5 +1,6 @@
 """`shardwright clusters` and `shardwright regenerations`: clusters change on a service, plans are made again."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import typer
@@ -149,13 +150,22 @@ def _review(regeneration: str, numbers: list[int] | None, decision: Literal["acc
     from api.cli.remote import Remote, path_of
 
     service, items = Remote(url), path_of("regenerations", regeneration, "items")
-    if not numbers:
-        numbers = [item["number"] for item in service.get(items, review="waiting", limit=200)["items"]]
-    for number in numbers:
+    chosen = numbers or list(_waiting(service, items))
+    for number in chosen:
         item = service.send("POST", f"{items}/{number}/{decision}", {})
         typer.echo(f"item {number}: {item['review']}")
-    if not numbers:
+    if not chosen:
         typer.echo("nothing waits", err=True)
+
+
+def _waiting(service: Any, items: str) -> Iterator[int]:  # noqa: ANN401 - imported late
+    cursor = None
+    while True:
+        page = service.get(items, review="waiting", limit=200, cursor=cursor)
+        yield from (item["number"] for item in page["items"])
+        cursor = page["next"]
+        if cursor is None:
+            return
 
 
 def _description(place: str) -> Any:  # noqa: ANN401 - JSON

@@ -89,6 +89,9 @@ class RegenerationDriver:
 
     def advance(self) -> bool:
         """Take a step; returns whether there may be more to do at once."""
+        with self._database.read() as session:
+            if not regenerations.any_has_work(session):
+                return False
         with self._database.write() as session:
             row = regenerations.claim(session, self._holder, lease_us=int(LEASE_S * 1e6))
         if row is None:
