@@ -7,13 +7,13 @@ from random import Random
 from typing import Any
 
 from benchmarks.program_configurations import OPTIMIZERS, PRECISIONS, Configuration
-from benchmarks.small_models import MODELS
+from benchmarks.small_models import FURTHER, MODELS
 from planner.schema import GradientSync
 
 NUM_DRAWN = 70
 NUM_RAGGED = 30
 KNOBS: dict[str, tuple[Any, ...]] = {
-    "model": tuple(MODELS),
+    "model": tuple(model for model in MODELS if model not in FURTHER),
     "mesh": ((1, 8), (1, 2), (1, 64), (1, 1024), (8, 8), (2, 4), (8, 1), (1, 1)),
     "precision": tuple(PRECISIONS),
     "reshard": ("default", "keep", "mixed", "partial", "partial-mixed"),
@@ -48,6 +48,24 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
 }
 """Values of every knob, FSDP2's default first."""
+
+
+TYPICAL: tuple[dict[str, Any], ...] = (
+    {},
+    {"precision": "bf16-fp32", "activations": "full", "forward_prefetch": 2, "mesh": (1, 64)},
+    {"precision": "bf16-fp32", "reshard": "mixed", "activations": "selective-second", "mesh": (8, 8)},
+    {"precision": "fp32-bf16", "reshard": "partial", "num_micro_batches": 2, "backward_prefetch": 2},
+    {"activations": "offload-second", "offload": "second", "mesh": (1, 64), "optimizer": "adamw-fused"},
+    {
+        "precision": "bf16",
+        "gradient_sync": GradientSync.LAST_MICRO_BATCH,
+        "num_micro_batches": 3,
+        "blocks_per_unit": 2,
+        "mesh": (1, 1024),
+    },
+    {"ragged": "all", "precision": "bf16-fp32", "activations": "full-second"},
+)
+"""What people train with, for the models that pairs of values leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +190,15 @@ def drawn(num: int, seed: int = 0) -> list[Configuration]:
 
 def configurations(num_drawn: int = NUM_DRAWN) -> list[Configuration]:
     """Every model as it is, every knob alone on Llama, the pairwise cover, drawn ones, some with ragged layouts."""
-    single = [Configuration(model=model) for model in MODELS]
+    single = [Configuration(model=model) for model in KNOBS["model"]]
     ragged = [
         replace(one, ragged="second" if index % 3 else "all", alias=alias, shard_dims=False)
         for index, one in enumerate([*single, *drawn(NUM_RAGGED, seed=1)])
         for alias in (False, True)
     ]
     single += [_alone(name, value) for name, values in KNOBS.items() for value in values]
-    every = [*single, *pairwise_cover(KNOBS), *drawn(num_drawn), *ragged]
+    further = [Configuration(model=model, **knobs) for model in FURTHER for knobs in TYPICAL]
+    every = [*single, *pairwise_cover(KNOBS), *drawn(num_drawn), *ragged, *further]
     return list(dict.fromkeys(map(runnable, every)))
 
 

@@ -134,6 +134,46 @@ def albert() -> TrainingExample:
     )
 
 
+def bert() -> TrainingExample:
+    """Norms come after their sublayers; the masked head is tied to the embeddings."""
+    return build(
+        model_type="bert",
+        vocab_size=160,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+
+
+def gemma2() -> TrainingExample:
+    """Sliding and full attention take turns, logits are capped, head and embedding are tied."""
+    return build(model_type="gemma2", head_dim=8, sliding_window=8, **_DECODER)
+
+
+def deepseek_v3() -> TrainingExample:
+    """Latent attention; the first block is dense, the others have shared and routed experts."""
+    return build(
+        model_type="deepseek_v3",
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        **(_DECODER | {"num_key_value_heads": 4}),
+    )
+
+
 def small_ladder() -> TrainingExample:
     """Hardly any activations: a buffer that lives one moment longer than predicted shows in the peak."""
     return ladder.build(num_blocks=4)
@@ -222,4 +262,9 @@ MODELS = {
     ),
     "ladder": SmallModel(build=small_ladder, blocks=_numbered("layers", 4), embedding="embedding", tail=("head",)),
     "albert": SmallModel(build=albert, blocks=_numbered("albert.encoder.albert_layer_groups", 2), is_repeated=True),
+    "bert": SmallModel(build=bert, blocks=_numbered("bert.encoder.layer", 4)),
+    "gemma2": SmallModel(build=gemma2, blocks=_numbered("model.layers", 4), inside=("self_attn", "mlp")),
+    "deepseek-v3": SmallModel(build=deepseek_v3, needs_bfloat16=True, **_LLAMA_PARTS),
 }
+FURTHER = ("bert", "gemma2", "deepseek-v3")
+"""Those that not every pair of knob values is tried with."""
