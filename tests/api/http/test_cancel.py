@@ -68,7 +68,7 @@ def test_a_job_that_runs_elsewhere_is_stopped_there(start_server, postgresql_url
 
 
 def test_an_ended_job_stays_as_it_is(client: TestClient) -> None:
-    plan = client.post("/v1/plans", json=REQUEST).json()
+    plan = client.post("/v1/plans?wait=300", json=REQUEST).json()
     link = f"/v1/jobs/{plan['envelope']['job_id']}"
     before = client.get(link).json()
     assert before["state"] == "succeeded"

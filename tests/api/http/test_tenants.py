@@ -31,7 +31,7 @@ def two(database_url: str) -> Iterator[Two]:
 
 
 def test_nothing_of_one_tenant_is_there_for_the_other(two: Two) -> None:
-    plan = two.client.post("/v1/plans", json=REQUEST, headers=two.a)
+    plan = two.client.post("/v1/plans?wait=300", json=REQUEST, headers=two.a)
     assert plan.status_code == 200
     envelope = plan.json()["envelope"]
     inputs = plan.json()["body"]["inputs"]
