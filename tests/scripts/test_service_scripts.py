@@ -40,7 +40,8 @@ def test_image_and_ci_run_the_same_steps() -> None:
 
 def test_the_composition_uses_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docker-compose.yml").read_text()
-    services = yaml.safe_load(text)["services"]
+    composition = yaml.safe_load(text)
+    services = composition["services"]
     assert set(services) == {"api", "worker", "postgres", "prometheus"}
     assert services["worker"]["deploy"]["replicas"] == 2
     assert services["postgres"]["environment"]["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
@@ -49,13 +50,15 @@ def test_the_composition_uses_what_there_is(capsys: pytest.CaptureFixture[str]) 
         assert main([command, "--help"]) == 0
         assert command in capsys.readouterr().out
         assert _settings_of(" ".join(services[name]["environment"])) <= set(Settings.model_fields)
-    for file in ("Dockerfile", "deploy/example.env", "docs/security.md", "docs/operations.md"):
+    for file in ("Dockerfile", "docker-compose.yml", "docs/security.md", "docs/operations.md"):
         named = {name for name in _settings_of((ROOT / file).read_text()) if not name.startswith("_")}
         unknown = named - set(Settings.model_fields) - {"url", "api_key", ""}
         assert not unknown, file
-    for volume in services["prometheus"]["volumes"][:1]:
-        assert (ROOT / volume.split(":")[0]).exists()
-    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
+    (config,), (secret,) = services["prometheus"]["configs"], services["prometheus"]["secrets"]
+    key_file = composition["secrets"][secret]["file"].removeprefix(".")
+    assert key_file in (ROOT / ".gitignore").read_text().splitlines()
+    scraped = yaml.safe_load(composition["configs"][config["source"]]["content"])["scrape_configs"]
+    assert scraped[0]["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
     assert [job["dns_sd_configs"][0]["names"] for job in scraped] == [["api"], ["worker"]]
     assert services["worker"]["environment"]["SHARDWRIGHT_METRICS_PORT"] == str(
         scraped[1]["dns_sd_configs"][0]["port"]
