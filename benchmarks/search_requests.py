@@ -89,13 +89,15 @@ def random_request(seed: int) -> PlanRequest:
 def with_rules(request: PlanRequest, rng: Random) -> PlanRequest:
     """Some of the requests: blocks with atoms that even shards may cut, with matrices that Muon updates, or skipped
     by some ranks.
+
+    Muon shards matrices over no more ranks than they have rows, so that a client needs replicas or owners.
     """
     workload = request.workload
     features = ClientFeature if request.client_features is None else request.client_features
     if {ClientFeature.RAGGED_LAYOUT, ClientFeature.MUON_OWNERS} <= {*features} and rng.random() < 0.3:
         rule = AtomRule(parameters="layers.*", atom=rng.choice(ATOMS))
         workload = workload.model_copy(update={"atoms": (rule,)})
-    if rng.random() < 0.2:
+    if rng.random() < 0.2 and {ClientFeature.HYBRID_MESH, ClientFeature.MUON_OWNERS} & {*features}:
         matrices = OptimizerGroup(parameters="layers.*.attn.w0,layers.*.mlp.w0", optimizer=OptimizerName.MUON)
         workload = workload.model_copy(update={"optimizer_groups": (matrices, *workload.optimizer_groups)})
     if rng.random() < 0.1:
