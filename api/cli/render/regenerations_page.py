@@ -19,7 +19,8 @@ def preview_page(found: Mapping[str, Any]) -> RenderableType:
     table = _table("lineage", "revision", "plan")
     for item in found["items"]:
         table.add_row(item["lineage"] or "", str(item["revision"] or ""), item["plan"])
-    title = Text(f"{found['num_items']} plans would be made again; nothing was changed", "headline")
+    plans = "1 plan" if found["num_items"] == 1 else f"{found['num_items']} plans"
+    title = Text(f"{plans} would be made again; nothing was changed", "headline")
     return spaced((title, Group(*changes), table if found["items"] else None))
 
 
