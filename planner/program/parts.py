@@ -1,9 +1,10 @@
 """Blocks replaced by their parts (docs/model.md, "Parts")."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.schema import Call, CallRole, InconsistentRequest, ModelDescription, SharedTensor
+from planner.schema.module_paths import modules_above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ def expanded(
         InconsistentRequest: a module lies inside a call, but is none of the parts that this was described by.
     """
     modules = {module for unit in unit_modules for module in unit} | set(checkpointed)
-    above = {prefix for module in modules for prefix in _prefixes(module)}
+    above = {prefix for module in modules for prefix in modules_above(module)}
     calls: list[Call] = []
     blocks: list[ExpandedBlock] = []
     ranges = []
@@ -88,20 +89,12 @@ def _moved(tensor: SharedTensor, ranges: Sequence[tuple[int, int]]) -> SharedTen
 def _refuse_unreached(model: ModelDescription, modules: Iterable[str], calls: Sequence[Call]) -> None:
     """A module inside a call that cannot be replaced, or inside one of its parts, has no calls of its own."""
     whole = {call.path for call in model.calls if model.kinds[call.kind].role is not CallRole.GLUE}
-    reached = {path for call in calls for path in (call.path, *_prefixes(call.path))}
+    reached = {path for call in calls for path in (call.path, *modules_above(call.path))}
     for module in sorted(modules):
-        around = next((prefix for prefix in _prefixes(module) if prefix in whole), None)
+        around = next((prefix for prefix in modules_above(module) if prefix in whole), None)
         if around is not None and module not in reached:
             below = sorted({call.path for call in calls if call.path.startswith(f"{around}.")})
             raise InconsistentRequest(
                 f"module {module!r} lies inside {around!r}, which the description does not split there; take "
                 f"{around!r} itself" + (f", or one of {', '.join(below)}" if below else "")
             )
-
-
-def _prefixes(module: str) -> Iterator[str]:
-    """Paths above a module, the root left out, innermost first."""
-    path = module.rpartition(".")[0]
-    while path:
-        yield path
-        path = path.rpartition(".")[0]

@@ -1,7 +1,7 @@
 """Units of a model: which parameters each holds, which calls each runs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.program.parts import ExpandedBlock
@@ -14,6 +14,7 @@ from planner.schema import (
     ModelDescription,
     Parameter,
 )
+from planner.schema.module_paths import modules_above
 
 ROOT = 0
 """Index of the root unit: units are numbered in registration order, the root first."""
@@ -173,7 +174,7 @@ def _first_parameters(model: ModelDescription) -> dict[str, int]:
     """Place of the first parameter at or below each module."""
     places: dict[str, int] = {}
     for index, (name, _) in enumerate(model.iter_parameters()):
-        for module in _prefixes(name.rpartition(".")[0]):
+        for module in modules_above(name):
             places.setdefault(module, index)
     return places
 
@@ -200,14 +201,12 @@ def _owners(ordered: Sequence[tuple[str, ...]]) -> dict[str, int]:
 
 
 def _unit_of(path: str, owners: dict[str, int]) -> int:
-    return next((owners[prefix] for prefix in _prefixes(path) if prefix in owners), ROOT)
+    return next(_units_around(path, owners), ROOT)
 
 
-def _prefixes(path: str) -> Iterable[str]:
-    """The path and all that it lies in but the root, the longest first."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
+def _units_around(path: str, owners: dict[str, int]) -> Iterator[int]:
+    """Units that a module or parameter lies in but the root, the innermost first."""
+    return (owners[module] for module in (path, *modules_above(path)) if module in owners)
 
 
 def _passes(
@@ -218,7 +217,7 @@ def _passes(
 ) -> tuple[Pass, ...]:
     inside: dict[int, list[int]] = {}
     for index, call in enumerate(model.calls):
-        for unit in dict.fromkeys(owners[prefix] for prefix in _prefixes(call.path) if prefix in owners):
+        for unit in dict.fromkeys(_units_around(call.path, owners)):
             inside.setdefault(unit, []).append(index)
     passes = [
         Pass(unit=unit, first=calls[0], last=calls[-1])

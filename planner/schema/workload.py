@@ -8,6 +8,7 @@ from pydantic import Field
 
 from planner.schema.atom import Atom
 from planner.schema.base import Document, DType, Name, Part, Positive
+from planner.schema.module_paths import modules_above
 
 
 class Precision(Part):
@@ -93,7 +94,7 @@ class Workload(Document):
 
     def is_conditional(self, path: str) -> bool:
         """Whether a module, or one around it, is among the conditional ones."""
-        around = [path, *(path[:place] for place, letter in enumerate(path) if letter == ".")]
+        around = [path, *modules_above(path)]
         return any(fnmatchcase(module, glob) for glob in self.conditional for module in around)
 
     def with_implementation(self, implementation: OptimizerImplementation) -> "Workload":

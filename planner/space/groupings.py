@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from planner.program.parts import expanded
 from planner.program.units import Partition, Unit, contains, partition, unused_parameters
 from planner.schema import CallRole, ClientFeature, InconsistentRequest, ModelDescription, PlanRequest, Workload
+from planner.schema.module_paths import modules_above
 from planner.space.fixed import allowed, allows
 
 BLOCKS_PER_UNIT = (1, 2, 4)
@@ -119,17 +120,16 @@ def _halves(model: ModelDescription, blocks: Sequence[str]) -> Modules | None:
     """Each block as units of a norm and the module after it; None where the parts of some block are not these."""
     kinds = {call.path: model.kinds[call.kind] for call in model.calls}
     with_parameters = {name.rpartition(".")[0] for name, _ in model.iter_parameters()}
-    above = _with_parents(with_parameters)
     found: list[tuple[str, ...]] = []
     below: dict[str, list[str]] = {}
     for path in with_parameters:
-        for around in (path, *_above(path)):
+        for around in (path, *modules_above(path)):
             below.setdefault(around, []).append(path)
     for block in blocks:
         parts = [
             (f"{block}.{part.path}", model.kinds[part.kind].role)
             for part in kinds[block].parts
-            if part.path and f"{block}.{part.path}" in above
+            if part.path and f"{block}.{part.path}" in below
         ]
         paths = [path for path, _ in parts]
         owned = below.get(block, [])
@@ -144,15 +144,6 @@ def _halves(model: ModelDescription, blocks: Sequence[str]) -> Modules | None:
         if pending:
             found[-1] = (*found[-1], *pending)
     return tuple(found) or None
-
-
-def _with_parents(paths: set[str]) -> set[str]:
-    return {around for path in paths for around in (path, *_above(path))}
-
-
-def _above(path: str) -> list[str]:
-    """Paths of the modules around a module, the root left out."""
-    return [path[:place] for place, letter in enumerate(path) if letter == "."]
 
 
 def _ends(request: PlanRequest) -> Iterator[tuple[str, Modules]]:
@@ -184,7 +175,7 @@ def block_paths(model: ModelDescription) -> list[str]:
         if runs == 1
         and path in with_parameters
         and not _shares_parameters(ties, path)
-        and not any(above in paths for above in _above(path))
+        and not any(above in paths for above in modules_above(path))
     ]
 
 
@@ -208,7 +199,7 @@ def _owns_parameters(model: ModelDescription, path: str) -> bool:
     parameters = [p for module in own for p in model.parameter_sets[module.parameters]]
     names = {f"{path}.{parameter.name}" for parameter in parameters}
     blocks = set(block_paths(model))
-    is_apart = not any(above in blocks for above in (path, *_above(path))) and not any(
+    is_apart = not any(above in blocks for above in (path, *modules_above(path))) and not any(
         contains(path, block) for block in blocks
     )
     return is_apart and bool(parameters) and not (names & tied) and all(p.tied_to is None for p in parameters)

@@ -1,6 +1,6 @@
 """The decisions of one global choice: open knobs for the search, and an assignment back in the contract's words."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from planner.costs import CostModel
@@ -19,6 +19,7 @@ from planner.schema import (
     StateTier,
     UnitPlan,
 )
+from planner.schema.module_paths import modules_above
 from planner.space.candidate import Candidate, num_micro_batches
 from planner.space.fixed import allowed_values, allows
 from solver.schedule.problem import Assignment
@@ -150,12 +151,8 @@ def _checkpointable(parts: Partition) -> list[int]:
     return [
         index
         for index, call in enumerate(parts.model.calls)
-        if call.kind in blocks or (cut and call.kind in of_parts and _is_below(cut, call.path))
+        if call.kind in blocks or (cut and call.kind in of_parts and not cut.isdisjoint(modules_above(call.path)))
     ]
-
-
-def _is_below(modules: Collection[str], path: str) -> bool:
-    return any(path[:place] in modules for place, letter in enumerate(path) if letter == ".")
 
 
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:
