@@ -38,7 +38,6 @@ class Heuristic:
         self._relaxation: Relaxation | None = like.relaxation.of(problem) if like else None
         self._fixed = fixed or {}
         self._seen: dict[Assignment, Evaluation] = {}
-        self.num_evaluations = 0
         self.best: Assignment = with_values((0,) * problem.num_decisions, self._fixed)
         self.evaluation: Evaluation = self._evaluator.evaluate(self.best)
         self.lower_bound = 0
@@ -117,11 +116,11 @@ class Heuristic:
             max_evaluations: of assignments that were not seen before.
             enough: a value that needs no improvement.
         """
-        limit = self.num_evaluations + max_evaluations
+        limit = len(self._seen) + max_evaluations
 
         def evaluate(assignment: Assignment) -> Evaluation | None:
             is_enough = self.feasible and self.value <= enough
-            if is_enough or (assignment not in self._seen and self.num_evaluations >= limit):
+            if is_enough or (assignment not in self._seen and len(self._seen) >= limit):
                 return None
             return self.offer(assignment)
 
@@ -140,17 +139,14 @@ class Heuristic:
         nearest = [better[key] for key in sorted(better)[:MAX_STARTS]]
         return [*nearest, self.best] if self.feasible else nearest
 
-    def _consider(self, assignment: Assignment) -> bool:
-        """Evaluate an assignment and keep it if it is better; returns whether it was."""
+    def _consider(self, assignment: Assignment) -> None:
+        """Evaluate an assignment and keep it if it is better."""
         if assignment in self._seen:
-            return False
+            return
         evaluation = self._evaluator.evaluate(assignment)
         self._seen[assignment] = evaluation
-        self.num_evaluations += 1
         if self._key(evaluation) < self._key(self.evaluation):
             self.best, self.evaluation = assignment, evaluation
-            return True
-        return False
 
     def _key(self, evaluation: Evaluation) -> tuple[tuple[int, int], int, int, int]:
         violation = self._problem.violation(evaluation)

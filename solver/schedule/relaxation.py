@@ -37,7 +37,7 @@ class Relaxation:
 
     def __init__(self, problem: Problem, evaluator: Evaluator) -> None:
         self.problem = problem
-        self._memory = MemoryRows(problem, evaluator)
+        self._memory = MemoryRows(evaluator)
         self._times = [TimeRows(one, problem.final_chain, problem.num_chains) for one in problem.rounds]
         self._pool_rows: list[dict[Row, None]] = [{} for _ in range(problem.num_pools)]
         self._time_rows: list[dict[Row, None]] = [{} for _ in problem.rounds]

@@ -15,7 +15,7 @@ import numpy as np
 from solver.schedule.bounds import StaticBounds
 from solver.schedule.evaluate import Evaluator, Pool
 from solver.schedule.paths import LongestPaths
-from solver.schedule.problem import ANY, Activity, Assignment, Barrier, Condition, Problem, Round, Stop, holds
+from solver.schedule.problem import ANY, Activity, Assignment, Barrier, Condition, Round, Stop, holds
 
 _NEVER = -(2**62)
 Literal = tuple[int, int]
@@ -51,7 +51,7 @@ class Row:
 class MemoryRows:
     """Rows `K_pool >= level at a place (+ touch)`, made on demand."""
 
-    def __init__(self, problem: Problem, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
         self._conditions = evaluator.conditions
         self._pools = evaluator.pools
