@@ -19,6 +19,7 @@ from time import monotonic, process_time
 
 from benchmarks.deep_models import ROOT, deep_model, llama_405b
 from benchmarks.record import provenance
+from planner.found import Progress
 from planner.schema import (
     ClusterDescription,
     FixedChoice,
@@ -28,7 +29,7 @@ from planner.schema import (
     SearchLimits,
     Workload,
 )
-from planner.search import Progress, search
+from planner.search import search
 from planner.space.opened import Goal
 from solver.schedule.problem import Aim
 

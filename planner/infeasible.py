@@ -2,6 +2,7 @@
 
 from math import ceil
 
+from planner.found import Found
 from planner.refuse import MAX_DEVICES
 from planner.resize import has_plan, on_times_the_nodes
 from planner.schema import (
@@ -12,7 +13,7 @@ from planner.schema import (
     PlanRequest,
 )
 from planner.schema.base import MAX_INTEGER
-from planner.search import Found, search
+from planner.search import search
 from planner.simulate.predict import predict
 from planner.space.candidate import may_offload_activations
 from planner.space.opened import Goal

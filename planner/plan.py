@@ -9,6 +9,7 @@ from time import monotonic
 from planner import __version__
 from planner.catalog.torch_versions import required_torch
 from planner.check import check
+from planner.found import Found, OnProgress, Progress
 from planner.infeasible import explain_infeasible
 from planner.reasons import reasons_of
 from planner.refuse import refuse_unsupported
@@ -32,7 +33,7 @@ from planner.schema import (
     Timings,
     UnitPlan,
 )
-from planner.search import Found, OnProgress, Progress, search
+from planner.search import search
 from planner.simulate.predict import predict
 from planner.space.candidate import possible_micro_batches
 

@@ -7,10 +7,10 @@ and its placed optima for a plan that attains it (`solver.schedule.heuristic`).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from planner.found import Found
 from planner.nodes import Tried
 from planner.program.choices import Decision
 from planner.schema import Alternative, ShadowValue
-from planner.search import Found
 from planner.space.candidate import Setting
 from planner.space.opened import OpenCandidate
 from solver.schedule.heuristic import Heuristic

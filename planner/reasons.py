@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from planner.costs.muon import MuonStep
 from planner.costs.optimizer import state_notes
+from planner.found import Found
 from planner.layout.planned import even_padding
 from planner.left_to_trainer import trainer_notes
 from planner.nodes import Tried
@@ -12,7 +13,6 @@ from planner.older_torch import older_torch_notes
 from planner.prices import shadow_values, why_not
 from planner.program.inputs import local_shards, meshes_of, partition_of
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
-from planner.search import Found
 
 MAX_ALTERNATIVES = 6
 _NEARLY_FULL = 0.97

@@ -1,7 +1,8 @@
 """The same job on other devices, or in other micro-batches, and whether any plan of it fits."""
 
+from planner.found import OnProgress
 from planner.schema import ClusterDescription, InconsistentRequest, NodeGroup, PlanRequest
-from planner.search import OnProgress, search
+from planner.search import search
 from planner.space.opened import Goal
 
 

@@ -6,12 +6,14 @@ shows that it cannot improve the best plan by more than half of the accepted gap
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
 
+from planner.found import Found, OnBetter, OnProgress, Progress
+from planner.incumbent import Incumbent
 from planner.nodes import Node, Tried
 from planner.schema import Decisions, InconsistentRequest, PlanRequest
 from planner.space.fixed import NoValueLeft
@@ -20,7 +22,6 @@ from planner.space.sharding import NoCostOnHost
 from planner.space.warm import opened_from
 from solver.schedule.problem import Aim, Assignment
 from solver.schedule.search import Limits, prove
-from solver.schedule.tidy import tidy
 
 LOCAL_EVALUATIONS = (400, 2_000)
 """Least and most evaluations of a local search in a region that stays in question."""
@@ -30,45 +31,6 @@ EFFORT_PER_STEP = 2e-5
 """Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """State of a running search."""
-
-    elapsed_s: float
-    message: str
-    incumbent_ns: int | None = None
-    """Best step time so far, where that is minimised."""
-    bound_ns: int | None = None
-    """No plan is faster than this; None until every global choice is known."""
-    incumbent_bytes: int | None = None
-    """Least memory so far, where that is minimised."""
-    bound_bytes: int | None = None
-    """No plan needs less."""
-
-
-OnProgress = Callable[[Progress], None]
-OnBetter = Callable[[int, Callable[[], "Found"]], None]
-"""Told what the best plan so far reaches; calling its second argument gives the state of the search, unfinished."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Outcome of a search."""
-
-    best: OpenCandidate | None
-    assignment: Assignment | None
-    lower_bound: int
-    """On what is minimised: step time in ns, or memory in bytes."""
-    nodes: tuple[Node, ...]
-    """All regions, those that cannot fit left out."""
-    num_regions: int
-    num_pruned: int
-    """Regions discarded by their floor alone."""
-    deterministic_time: float
-    wall_clock_struck: bool
-    interrupted: bool
 
 
 def search(
@@ -94,14 +56,23 @@ def search(
         InconsistentRequest: the fixed choices leave nothing to search.
         KeyboardInterrupt: a person stopped it before there was a plan.
     """
-    return _Search(request, on_progress, goal or Goal.of(request), only_first, on_better, warm_start).run()
+    return _Search(
+        request=request,
+        on_progress=on_progress,
+        goal=goal or Goal.of(request),
+        incumbent=Incumbent(gap=request.search.gap),
+        only_first=only_first,
+        on_better=on_better,
+        warm_start=warm_start,
+    ).run()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Search:
     request: PlanRequest
     on_progress: OnProgress | None
     goal: Goal
+    incumbent: Incumbent
     only_first: bool
     on_better: OnBetter | None
     warm_start: Decisions | None
@@ -110,11 +81,8 @@ class _Search:
     queue: list[tuple[int, int, Node]] = field(default_factory=list)
     order: Iterator[int] = field(default_factory=count)
     num_regions: int = 0
-    best: OpenCandidate | None = None
-    assignment: Assignment | None = None
-    incumbent: int | None = None
     polished: Assignment | None = None
-    """The best plan's decisions, where local search started from them."""
+    """The incumbent's decisions, where local search started from them."""
     spent: float = 0.0
     struck: bool = False
     interrupted: bool = False
@@ -134,13 +102,13 @@ class _Search:
             if self.goal.aim is not Aim.MAKESPAN:
                 self._open(offloads=True)
             self._run()
-            if self.best is None and self.goal.aim is Aim.MAKESPAN:
+            if self.incumbent.item is None and self.goal.aim is Aim.MAKESPAN:
                 self._open(offloads=True)
                 self._run()
             if self.refusal and not self.num_regions:
                 raise self.refusal
         except KeyboardInterrupt:
-            if self.best is None:
+            if self.incumbent.item is None:
                 raise
             self.interrupted = True
         finally:
@@ -151,13 +119,13 @@ class _Search:
                 "fixed: no plan is left; the choices contradict each other, the cluster or the client's features"
             )
         found = self._found()
-        self._tidy(found.lower_bound)
-        return replace(found, best=self.best, assignment=self.assignment)
+        self.incumbent.tidy(found.lower_bound)
+        return replace(found, best=self.incumbent.item, assignment=self.incumbent.assignment)
 
     def _found(self) -> Found:
         return Found(
-            best=self.best,
-            assignment=self.assignment,
+            best=self.incumbent.item,
+            assignment=self.incumbent.assignment,
             lower_bound=self._bound() if self.is_counted else 0,
             nodes=tuple(self.nodes),
             num_regions=self.num_regions,
@@ -175,10 +143,10 @@ class _Search:
         opened = opened_from(self.request, self.goal, self.warm_start)
         if opened is not None:
             self._count(opened)
-            self._offer(opened)
+            self.incumbent.offer(opened)
 
     def _run(self) -> None:
-        while self.queue and not (self.struck or self.interrupted or (self.only_first and self.best)):
+        while self.queue and not (self.struck or self.interrupted or (self.only_first and self.incumbent.item)):
             self._step()
 
     def _num_pruned(self) -> int:
@@ -206,7 +174,7 @@ class _Search:
             if floor is None:
                 continue
             node = Node(region=region, settings=region.settings, lower_bound=floor)
-            if self.best is None:
+            if self.incumbent.item is None:
                 self._relax(node)
                 node.stage += 1
                 self._report(f"looked at {region.label}")
@@ -224,7 +192,7 @@ class _Search:
         return not (node.is_finished or node.is_empty) and self._may_improve(node)
 
     def _may_improve(self, node: Node) -> bool:
-        target = self._target()
+        target = self.incumbent.target()
         return target is None or node.lower_bound <= target
 
     def _step(self) -> None:
@@ -234,9 +202,9 @@ class _Search:
             node.forget()
             return
         limit = self.request.search
-        if self.best is not None and monotonic() - self.started > limit.wall_clock_s:
+        if self.incumbent.item is not None and monotonic() - self.started > limit.wall_clock_s:
             self.struck = True
-        elif self.best is not None and self.spent >= limit.deterministic_time:
+        elif self.incumbent.item is not None and self.spent >= limit.deterministic_time:
             self.queue.clear()
             return
         elif node.stage == 0:
@@ -244,7 +212,7 @@ class _Search:
             self._relax(node)
             if self._is_promising(node):
                 self._polish()
-                if not self._is_near(self.incumbent, node):
+                if not self._is_near(self.incumbent.value, node):
                     self._dive(node)
                     return
         elif node.is_relaxed and self._polish():
@@ -257,7 +225,7 @@ class _Search:
         elif node.stage == 1:
             self._report(f"improving {node.region.label}")
             self._improve(node.item(), enough=int(node.lower_bound / (1 - limit.gap / 2)))
-        elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent, node):
+        elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent.value, node):
             return
         elif self._polish():
             self._push(node)
@@ -273,11 +241,11 @@ class _Search:
 
     def _polish(self) -> bool:
         """Whether local search from the best plan is new: it costs less than further bounds, and may spare them."""
-        if self.best is None or self.assignment == self.polished:
+        if self.incumbent.item is None or self.incumbent.assignment == self.polished:
             return False
-        self._report(f"improving {self.best.candidate.label}")
-        self._improve(self.best, enough=int(self._bound() / (1 - self.request.search.gap / 2)))
-        self.polished = self.assignment
+        self._report(f"improving {self.incumbent.item.candidate.label}")
+        self._improve(self.incumbent.item, enough=int(self._bound() / (1 - self.request.search.gap / 2)))
+        self.polished = self.incumbent.assignment
         return True
 
     def _improve(self, item: OpenCandidate, *, enough: int = 0) -> None:
@@ -287,7 +255,7 @@ class _Search:
         item.heuristic.improve(
             max_evaluations=min(most, max(least, LOCAL_STEPS // max(1, num_steps))), enough=enough - item.value(0)
         )
-        self._offer(item)
+        self.incumbent.offer(item)
 
     def _is_promising(self, node: Node) -> bool:
         """Whether its settings should be looked at now: no bound is lower, no known plan is nearly as good."""
@@ -296,7 +264,7 @@ class _Search:
         is_lowest = self.lowest is None or node.lower_bound < self.lowest
         if is_lowest:
             self.lowest = node.lower_bound
-        return is_lowest and not self._is_near(self.incumbent, node)
+        return is_lowest and not self._is_near(self.incumbent.value, node)
 
     def _is_near(self, value: int | None, node: Node) -> bool:
         """Whether a value is within the accepted gap of a node's bound."""
@@ -319,13 +287,13 @@ class _Search:
         item.heuristic.guide(gap=self.request.search.gap / 4, enough=self._enough(item))
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
-        may_win = self.incumbent is None or item.value(item.heuristic.value) < self.incumbent
+        may_win = self.incumbent.value is None or item.value(item.heuristic.value) < self.incumbent.value
         if not node.is_empty and self._is_open(node) and may_win:
             self._try(node, item.heuristic.best)
 
     def _enough(self, item: OpenCandidate) -> int | None:
         """A problem with a bound above this is out."""
-        target = self._target()
+        target = self.incumbent.target()
         return None if target is None else target - item.value(0)
 
     def _sharpen(self, node: Node) -> None:
@@ -334,11 +302,11 @@ class _Search:
         item.heuristic.sharpen(gap=self.request.search.gap / 4, enough=self._enough(item))
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
-        self._offer(item)
+        self.incumbent.offer(item)
 
     def _prove(self, node: Node) -> None:
         limits, item = self.request.search, node.item()
-        target = self._target(limits.gap)
+        target = self.incumbent.target(limits.gap)
         cutoff = None if target is None else target - item.value(0)
         result = prove(
             item.problem,
@@ -376,9 +344,9 @@ class _Search:
         self._count(opened)
         heuristic = opened.heuristic
         heuristic.offer(assignment)
-        if self.best is None and not heuristic.feasible:
+        if self.incumbent.item is None and not heuristic.feasible:
             heuristic.offer_uniform()
-        if self.best is None and not heuristic.feasible and self.is_counted:
+        if self.incumbent.item is None and not heuristic.feasible and self.is_counted:
             heuristic.guide(gap=self.request.search.gap / 4)
         node.tried[setting] = Tried(
             exceeds=not heuristic.feasible,
@@ -386,7 +354,7 @@ class _Search:
             step_ns=opened.step_ns(heuristic.evaluation),
             needed_bytes=heuristic.evaluation.needed,
         )
-        self._offer(opened)
+        self.incumbent.offer(opened)
 
     def _split(self, node: Node) -> list[Node]:
         """The settings of a relaxed node as nodes of their own, first those that take the least time."""
@@ -397,46 +365,20 @@ class _Search:
         self.nodes.extend(children)
         return children
 
-    def _offer(self, item: OpenCandidate) -> None:
-        if not item.heuristic.feasible:
-            return
-        value = item.value(item.heuristic.value)
-        if self.incumbent is None or value < self.incumbent:
-            self.best, self.assignment, self.incumbent = item, item.heuristic.best, value
-
-    def _target(self, gap: float | None = None) -> int | None:
-        """What would improve the incumbent by more than a gap, half of the accepted one where it is not given."""
-        if self.incumbent is None:
-            return None
-        gap = self.request.search.gap / 2 if gap is None else gap
-        return min(self.incumbent - 1, int(self.incumbent * (1 - gap)))
-
-    def _tidy(self, bound: int) -> None:
-        """Spend half of the accepted gap, or what CP-SAT was spared, on a plan that a person can read."""
-        if self.best is None or self.assignment is None or self.incumbent is None:
-            return
-        gap = self.request.search.gap
-        left = int(bound / (1 - gap)) - self.incumbent
-        slack = int(self.incumbent * gap / 2)
-        slack = min(slack, left) if left >= 0 else slack
-        self.assignment = tidy(self.best.problem, self.assignment, slack=slack)
-        evaluation = self.best.heuristic.evaluate(self.assignment)
-        self.incumbent = self.best.value(self.best.problem.value(evaluation))
-
     def _bound(self) -> int:
         """No plan has less than the least bound of all nodes, or than the best plan where that has less."""
         bounds = [node.lower_bound for node in self.nodes if not (node.is_split or node.is_empty)]
-        known = bounds if self.incumbent is None else [*bounds, self.incumbent]
+        known = bounds if self.incumbent.value is None else [*bounds, self.incumbent.value]
         return min(known, default=0)
 
     def _report(self, message: str) -> None:
         if self.on_progress is not None:
             unit = "ns" if self.goal.aim is Aim.MAKESPAN else "bytes"
             bound = self._bound() if self.is_counted else None
-            known = {f"incumbent_{unit}": self.incumbent, f"bound_{unit}": bound}
+            known = {f"incumbent_{unit}": self.incumbent.value, f"bound_{unit}": bound}
             self.on_progress(Progress(elapsed_s=monotonic() - self.started, message=message, **known))
         self._tell()
 
     def _tell(self) -> None:
-        if self.on_better is not None and self.incumbent is not None:
-            self.on_better(self.incumbent, self._found)
+        if self.on_better is not None and self.incumbent.value is not None:
+            self.on_better(self.incumbent.value, self._found)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import isqrt
 from time import monotonic
 
+from planner.found import OnProgress, Progress
 from planner.infeasible import most_ranks
 from planner.plan import make_plan
 from planner.refuse import refuse_unsupported
@@ -19,7 +20,6 @@ from planner.schema import (
     Predictions,
     ShardwrightError,
 )
-from planner.search import OnProgress, Progress
 
 MIN_POINTS = 2
 """The fastest plan and the leanest."""

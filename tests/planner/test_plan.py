@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from planner.check import check
+from planner.found import Progress
 from planner.plan import make_plan
 from planner.schema import (
     ClientFeature,
@@ -19,7 +20,6 @@ from planner.schema import (
     SearchLimits,
     UnsupportedField,
 )
-from planner.search import Progress
 from planner.simulate import predict
 from planner.space.opened import regions
 from tests.planner.factories import CallSpec, tiny_cluster, tiny_model, tiny_request

@@ -5,10 +5,11 @@ from itertools import product
 
 import pytest
 
+from planner.found import Found
 from planner.plan import make_plan
 from planner.prices import shadow_values, why_not
 from planner.schema import Limits, Objective, PlanRequest
-from planner.search import Found, search
+from planner.search import search
 from solver.schedule.problem import Evaluation, Problem
 from tests.planner.random_requests import random_request
 from tests.planner.test_plan import EXACT, FEATURES

@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks.search_requests import random_request
+from planner.found import Progress
 from planner.schema import ClientFeature, Limits, PlanRequest
-from planner.search import Progress, search
+from planner.search import search
 from planner.space.candidate import Offload
 from planner.space.opened import Goal
 from solver.schedule.problem import Aim

@@ -3,6 +3,7 @@
 import pytest
 
 from planner.check import check
+from planner.found import Progress
 from planner.plan import make_plan
 from planner.resize import has_plan, in_micro_batches
 from planner.schema import (
@@ -18,7 +19,6 @@ from planner.schema import (
     SavedTensor,
     SearchLimits,
 )
-from planner.search import Progress
 from planner.sweeps import Planned, fewest_ranks, front, largest_micro_batch
 from tests.planner.factories import CallSpec, tiny_cluster, tiny_model, tiny_request
 from tests.planner.random_requests import random_request

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from benchmarks.search_requests import random_request
+from planner.found import Progress
 from planner.plan import make_plan
 from planner.schema import Decisions, Limits, Plan, PlanRequest, UnsupportedField
-from planner.search import Progress
 from planner.simulate import predict
 
 SEEDS = range(10)
