@@ -189,7 +189,10 @@ def drawn(num: int, seed: int = 0) -> list[Configuration]:
 
 
 def configurations(num_drawn: int = NUM_DRAWN) -> list[Configuration]:
-    """Every model as it is, every knob alone on Llama, the pairwise cover, drawn ones, some with ragged layouts."""
+    """Models as they are, every knob alone on Llama, the pairwise cover, drawn ones, some with ragged layouts.
+
+    Ragged layouts come with and without gathers in place, `FURTHER` models in `TYPICAL` configurations alone.
+    """
     single = [Configuration(model=model) for model in KNOBS["model"]]
     ragged = [
         replace(one, ragged="second" if index % 3 else "all", alias=alias, shard_dims=False)
