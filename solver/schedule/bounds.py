@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from solver.schedule.problem import Activity, Barrier, Problem, Step, Stop
+from solver.schedule.problem import Activity, Barrier, Step, Stop
 
 _NEVER = -(2**62)
 MAX_VIEWS = 8
@@ -75,8 +75,3 @@ class _Clocks:
         if step.activity in self.ends:
             known = self.chains.get(step.chain, self.start)
             self.chains[step.chain] = max(known, self.ends[step.activity])
-
-
-def static_makespan(problem: Problem) -> int:
-    """No assignment has a smaller makespan."""
-    return sum(one.count * StaticBounds(one.steps, problem.final_chain).makespan for one in problem.rounds)
