@@ -61,8 +61,9 @@ class SearchLimits(Part):
     """How hard to search. Deterministic units, so that the same request gives the same plan."""
 
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
+    """Of CP-SAT; nothing else in a search is random."""
     deterministic_time: Annotated[float, Field(gt=0, le=100_000)] = 40.0
-    """CP-SAT's deterministic seconds for the whole search."""
+    """Of the whole search: seconds of CP-SAT, and what opening problems counts for."""
     gap: Annotated[float, Field(ge=0, lt=1)] = 0.005
     """Stop when (objective - bound) / objective is at most this."""
     wall_clock_s: Annotated[float, Field(gt=0, le=100_000)] = 600.0
