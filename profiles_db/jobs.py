@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CursorResult, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from profiles_db.change import num_changed
 from profiles_db.insert import insert_if_absent
 from profiles_db.pages import Cursor, Page, newest_first, page_of
 from profiles_db.tables import JobEventRow, JobPriority, JobRow, JobState, now_us
@@ -168,14 +169,13 @@ def num_unfinished(session: Session, submitted_by: str) -> int:
 
 def start(session: Session, job_id: str) -> JobRow | None:
     """Begin a run; the returned row holds the new fence. None when the job is finished or unknown."""
-    changed = session.execute(
+    changed = num_changed(
+        session,
         update(JobRow)
         .where(JobRow.job_id == job_id, JobRow.state.in_(_UNFINISHED))
-        .values(state=JobState.RUNNING, fence=JobRow.fence + 1, started_at_us=now_us())
-        .execution_options(synchronize_session=False)
+        .values(state=JobState.RUNNING, fence=JobRow.fence + 1, started_at_us=now_us()),
     )
-    assert isinstance(changed, CursorResult)
-    return session.get(JobRow, job_id) if changed.rowcount == 1 else None
+    return session.get(JobRow, job_id) if changed == 1 else None
 
 
 def put_back(session: Session, job_id: str, *, fence: int) -> None:
@@ -199,26 +199,24 @@ def finish(
 ) -> bool:
     """Publish the result of a run; returns False when a later run has taken over or a result is there."""
     state = JobState.SUCCEEDED if plan_id is not None else failed
-    changed = session.execute(
+    changed = num_changed(
+        session,
         update(JobRow)
         .where(JobRow.job_id == job_id, JobRow.fence == fence, JobRow.state.in_(_UNFINISHED))
-        .values(state=state, plan_id=plan_id, problem=problem, finished_at_us=now_us())
-        .execution_options(synchronize_session=False)
+        .values(state=state, plan_id=plan_id, problem=problem, finished_at_us=now_us()),
     )
-    assert isinstance(changed, CursorResult)
-    return changed.rowcount == 1
+    return changed == 1
 
 
 def cancel(session: Session, tenant: str, job_id: str, problem: dict[str, Any]) -> bool:
     """End a job before it has a result; returns False when it has ended already, or is unknown."""
-    changed = session.execute(
+    changed = num_changed(
+        session,
         update(JobRow)
         .where(JobRow.job_id == job_id, JobRow.tenant == tenant, JobRow.state.in_(_UNFINISHED))
-        .values(state=JobState.CANCELLED, problem=problem, finished_at_us=now_us())
-        .execution_options(synchronize_session=False)
+        .values(state=JobState.CANCELLED, problem=problem, finished_at_us=now_us()),
     )
-    assert isinstance(changed, CursorResult)
-    return changed.rowcount == 1
+    return changed == 1
 
 
 def still_running(session: Session, fences: Mapping[str, int]) -> set[str]:

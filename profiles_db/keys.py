@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from profiles_db.change import num_changed
 from profiles_db.tables import KeyRow, now_us
 
 
@@ -68,14 +69,13 @@ def rotate(session: Session, key_id: str, secret_sha256: str, *, previous_until_
 
 def revoke(session: Session, key_id: str) -> bool:
     """End a key for good; returns False when it had ended before."""
-    changed = session.execute(
+    changed = num_changed(
+        session,
         update(KeyRow)
         .where(KeyRow.key_id == key_id, KeyRow.revoked_at_us.is_(None))
-        .values(revoked_at_us=now_us())
-        .execution_options(synchronize_session=False)
+        .values(revoked_at_us=now_us()),
     )
-    assert isinstance(changed, CursorResult)
-    return changed.rowcount == 1
+    return changed == 1
 
 
 def touch(session: Session, key_id: str) -> None:

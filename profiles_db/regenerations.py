@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, CursorResult, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from profiles_db.change import num_changed
 from profiles_db.pages import Cursor, Page, lowest_first, newest_first, page_of, page_of_numbers
 from profiles_db.tables import (
     ItemState,
@@ -193,7 +194,8 @@ def count_running(session: Session) -> tuple[int, int]:
 
 
 def _move(session: Session, entry: RegenerationItemRow, before: ItemState, **values: Any) -> bool:  # noqa: ANN401
-    changed = session.execute(
+    changed = num_changed(
+        session,
         update(RegenerationItemRow)
         .where(
             RegenerationItemRow.tenant == entry.tenant,
@@ -201,11 +203,9 @@ def _move(session: Session, entry: RegenerationItemRow, before: ItemState, **val
             RegenerationItemRow.number == entry.number,
             RegenerationItemRow.state == before,
         )
-        .values(**values, updated_at_us=now_us())
-        .execution_options(synchronize_session=False)
+        .values(**values, updated_at_us=now_us()),
     )
-    assert isinstance(changed, CursorResult)
-    return changed.rowcount == 1
+    return changed == 1
 
 
 def _of(row: RegenerationRow) -> tuple[Any, ...]:

@@ -7,9 +7,11 @@ are used. Jobs stay too; one whose plan is deleted says so, and the same request
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, CursorResult, Delete, Update, delete, or_, select, union, update
+from sqlalchemy import ColumnElement, delete, or_, select, union, update
 from sqlalchemy.orm import Session
 
+from profiles_db.change import num_changed
+from profiles_db.regenerations import NOTICE_WAITING
 from profiles_db.tables import (
     ActivationRow,
     ClusterRevisionRow,
@@ -23,6 +25,7 @@ from profiles_db.tables import (
     RegenerationRow,
     RegenerationState,
     RequestRow,
+    Review,
     RevisionRow,
 )
 
@@ -52,7 +55,7 @@ def prune(session: Session, *, keep: int, before_us: int) -> Pruned:
     num_regenerations = _regenerations(session, before_us)
     num_revisions = _revisions(session, keep, before_us)
     num_plans = _plans(session, before_us)
-    num_events = _run(session, delete(JobEventRow).where(JobEventRow.at_us < before_us, _has_ended()))
+    num_events = num_changed(session, delete(JobEventRow).where(JobEventRow.at_us < before_us, _has_ended()))
     num_requests = _requests(session, before_us)
     num_documents = _documents(session, before_us)
     return Pruned(
@@ -69,19 +72,21 @@ def _regenerations(session: Session, before_us: int) -> int:
     old = (
         (RegenerationRow.state != RegenerationState.RUNNING)
         & (RegenerationRow.finished_at_us < before_us)
-        & (RegenerationRow.notice != "waiting")
+        & (RegenerationRow.notice != NOTICE_WAITING)
     )
     ids = select(RegenerationRow.regeneration_id).where(old)
     waits = (
         select(RegenerationItemRow.regeneration_id)
-        .where(RegenerationItemRow.review == "waiting", RegenerationItemRow.regeneration_id.in_(ids))
+        .where(RegenerationItemRow.review == Review.WAITING, RegenerationItemRow.regeneration_id.in_(ids))
         .distinct()
     )
     waiting = set(session.scalars(waits))
     gone = [regeneration_id for regeneration_id in session.scalars(ids) if regeneration_id not in waiting]
     for regeneration_id in gone:
-        _run(session, delete(RegenerationItemRow).where(RegenerationItemRow.regeneration_id == regeneration_id))
-        _run(session, delete(RegenerationRow).where(RegenerationRow.regeneration_id == regeneration_id))
+        num_changed(
+            session, delete(RegenerationItemRow).where(RegenerationItemRow.regeneration_id == regeneration_id)
+        )
+        num_changed(session, delete(RegenerationRow).where(RegenerationRow.regeneration_id == regeneration_id))
     return len(gone)
 
 
@@ -99,7 +104,7 @@ def _revisions(session: Session, keep: int, before_us: int) -> int:
         old = here & (RevisionRow.created_at_us < before_us)
         old &= RevisionRow.revision <= lineage.newest_revision - max(1, keep)
         old &= RevisionRow.revision.not_in([number for number in held if number is not None])
-        num_deleted += _run(session, delete(RevisionRow).where(old))
+        num_deleted += num_changed(session, delete(RevisionRow).where(old))
     return num_deleted
 
 
@@ -119,13 +124,13 @@ def _plans(session: Session, before_us: int) -> int:
         select(PlanRow.tenant, PlanRow.plan_id).where(PlanRow.created_at_us < before_us, ~held, ~named)
     ).all()
     for tenant, plan_id in old:
-        _run(
+        num_changed(
             session,
             update(JobRow)
             .where(JobRow.tenant == tenant, JobRow.plan_id == plan_id)
             .values(state=JobState.FAILED, plan_id=None, problem=PRUNED),
         )
-        _run(session, delete(PlanRow).where(PlanRow.tenant == tenant, PlanRow.plan_id == plan_id))
+        num_changed(session, delete(PlanRow).where(PlanRow.tenant == tenant, PlanRow.plan_id == plan_id))
     return len(old)
 
 
@@ -137,7 +142,7 @@ def _requests(session: Session, before_us: int) -> int:
         PlanRow.tenant == RequestRow.tenant, PlanRow.request_hash == RequestRow.request_hash
     )
     old = RequestRow.created_at_us < before_us
-    return _run(session, delete(RequestRow).where(old, ~jobs.exists(), ~plans.exists()))
+    return num_changed(session, delete(RequestRow).where(old, ~jobs.exists(), ~plans.exists()))
 
 
 def _documents(session: Session, before_us: int) -> int:
@@ -159,16 +164,10 @@ def _documents(session: Session, before_us: int) -> int:
     gone = [(tenant, hash_) for tenant, hash_ in session.execute(old) if (tenant, hash_) not in kept]
     for tenant, content_hash in gone:
         is_it = (DocumentRow.tenant == tenant) & (DocumentRow.content_hash == content_hash)
-        _run(session, delete(DocumentRow).where(is_it))
+        num_changed(session, delete(DocumentRow).where(is_it))
     return len(gone)
 
 
 def _has_ended() -> ColumnElement[bool]:
     finals = [state for state in JobState if state.is_final]
     return JobEventRow.job_id.in_(select(JobRow.job_id).where(JobRow.state.in_(finals)))
-
-
-def _run(session: Session, statement: Delete | Update) -> int:
-    done = session.execute(statement.execution_options(synchronize_session=False))
-    assert isinstance(done, CursorResult)
-    return done.rowcount
