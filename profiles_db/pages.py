@@ -1,9 +1,9 @@
-"""Keyset pages, newest first: a cursor is the place after the last row shown, so pages stay stable under writes."""
+"""Keyset pages: a cursor is the place after the last row shown, so pages stay stable under writes."""
 
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +45,11 @@ class Cursor:
         return int(self.key)
 
     @classmethod
+    def of(cls, text: str | None) -> "Cursor | None":
+        """As `decode`; None, the beginning, where no cursor is given."""
+        return None if text is None else cls.decode(text)
+
+    @classmethod
     def decode(cls, text: str) -> "Cursor":
         """Read `encode`'s text.
 
@@ -69,7 +74,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[Row]):
-    """Some rows, newest first, and the cursor of the next page if there is one."""
+    """Some rows in their order, and the cursor of the next page if there is one."""
 
     items: Sequence[Row]
     next: str | None
@@ -91,11 +96,7 @@ def newest_first(
 
 def page_of(rows: Sequence[Any], key: str, *, limit: int) -> Page[Any]:
     """Cut the extra row off and name the next page."""
-    items = rows[:limit]
-    if len(rows) <= limit:
-        return Page(items=items, next=None)
-    last = items[-1]
-    return Page(items=items, next=Cursor(created_at_us=last.created_at_us, key=getattr(last, key)).encode())
+    return _cut(rows, limit, lambda last: Cursor(created_at_us=last.created_at_us, key=getattr(last, key)))
 
 
 def highest_first(
@@ -122,7 +123,9 @@ def lowest_first(
 
 def page_of_numbers(rows: Sequence[Any], number: str, *, limit: int) -> Page[Any]:
     """As `page_of`, for rows that are numbered in their order."""
+    return _cut(rows, limit, lambda last: Cursor(created_at_us=0, key=str(getattr(last, number))))
+
+
+def _cut(rows: Sequence[Any], limit: int, place_of: Callable[[Any], Cursor]) -> Page[Any]:
     items = rows[:limit]
-    if len(rows) <= limit:
-        return Page(items=items, next=None)
-    return Page(items=items, next=Cursor(created_at_us=0, key=str(getattr(items[-1], number))).encode())
+    return Page(items=items, next=place_of(items[-1]).encode() if len(rows) > limit else None)

@@ -55,6 +55,6 @@ class DocumentService:
         Raises:
             InvalidCursor: the cursor is not from an earlier page.
         """
-        after = Cursor.decode(cursor) if cursor is not None else None
+        after = Cursor.of(cursor)
         with self._database.read() as session:
             return documents.page(session, tenant, kind, cursor=after, limit=limit)

@@ -79,7 +79,7 @@ class JobService:
         Raises:
             InvalidCursor: the cursor is not from an earlier page.
         """
-        after = Cursor.decode(cursor) if cursor is not None else None
+        after = Cursor.of(cursor)
         with self._database.read() as session:
             found = jobs.page(session, tenant, state=state, cursor=after, limit=limit)
             return Page(items=[_view(session, job) for job in found.items], next=found.next)

@@ -188,7 +188,7 @@ class LineageService:
         Raises:
             InvalidCursor: the cursor is not from an earlier page.
         """
-        after = _cursor(cursor)
+        after = Cursor.of(cursor)
         with self._database.read() as session:
             found = lineages.page(session, tenant, name=name, model_fingerprint=model, cursor=after, limit=limit)
             return Page(items=[self._view(session, row) for row in found.items], next=found.next)
@@ -197,13 +197,13 @@ class LineageService:
         """Revisions, newest first; errors of `get` and `page`."""
         with self._database.read() as session:
             lineage = resolve(session, tenant, reference)
-            return lineages.revisions(session, lineage, cursor=_cursor(cursor), limit=limit)
+            return lineages.revisions(session, lineage, cursor=Cursor.of(cursor), limit=limit)
 
     def activations(self, tenant: str, reference: str, *, cursor: str | None, limit: int) -> Page[ActivationRow]:
         """Moves of the active pointer, newest first; errors of `get` and `page`."""
         with self._database.read() as session:
             lineage = resolve(session, tenant, reference)
-            return lineages.activations(session, lineage, cursor=_cursor(cursor), limit=limit)
+            return lineages.activations(session, lineage, cursor=Cursor.of(cursor), limit=limit)
 
     def revision(self, tenant: str, reference: str, number: int) -> RevisionRow:
         """A revision.
@@ -329,7 +329,3 @@ def _revision(session: Session, lineage: LineageRow, number: int) -> RevisionRow
     if row is None:
         raise NotFound("revision", f"{number} of lineage {lineage.name}")
     return row
-
-
-def _cursor(text: str | None) -> Cursor | None:
-    return Cursor.decode(text) if text is not None else None

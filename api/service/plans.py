@@ -152,7 +152,7 @@ class PlanService:
         Raises:
             InvalidCursor: the cursor is not from an earlier page.
         """
-        after = Cursor.decode(cursor) if cursor is not None else None
+        after = Cursor.of(cursor)
         with self._database.read() as session:
             return plans.page(
                 session,
