@@ -12,6 +12,7 @@ from profiles_db.tables import (
     ItemState,
     JobRow,
     JobState,
+    Notice,
     RegenerationItemRow,
     RegenerationRow,
     RegenerationState,
@@ -21,7 +22,6 @@ from profiles_db.tables import (
 )
 
 OPEN_ITEMS = (ItemState.WAITING, ItemState.SUBMITTED)
-NOTICE_WAITING = "waiting"
 
 
 def add(session: Session, row: RegenerationRow, items: Sequence[Mapping[str, Any]]) -> None:
@@ -67,7 +67,7 @@ def any_has_work(session: Session) -> bool:
 def _has_work(now: int) -> ColumnElement[bool]:
     return or_(
         RegenerationRow.state == RegenerationState.RUNNING,
-        (RegenerationRow.notice == NOTICE_WAITING) & (RegenerationRow.notice_at_us <= now),
+        (RegenerationRow.notice == Notice.WAITING) & (RegenerationRow.notice_at_us <= now),
     )
 
 

@@ -11,7 +11,6 @@ from sqlalchemy import ColumnElement, delete, or_, select, union, update
 from sqlalchemy.orm import Session
 
 from profiles_db.change import num_changed
-from profiles_db.regenerations import NOTICE_WAITING
 from profiles_db.tables import (
     ActivationRow,
     ClusterRevisionRow,
@@ -20,6 +19,7 @@ from profiles_db.tables import (
     JobRow,
     JobState,
     LineageRow,
+    Notice,
     PlanRow,
     RegenerationItemRow,
     RegenerationRow,
@@ -72,7 +72,7 @@ def _regenerations(session: Session, before_us: int) -> int:
     old = (
         (RegenerationRow.state != RegenerationState.RUNNING)
         & (RegenerationRow.finished_at_us < before_us)
-        & (RegenerationRow.notice != NOTICE_WAITING)
+        & (RegenerationRow.notice != Notice.WAITING)
     )
     ids = select(RegenerationRow.regeneration_id).where(old)
     waits = (

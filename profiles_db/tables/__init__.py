@@ -9,6 +9,7 @@ from profiles_db.tables.plans import PlanRow
 from profiles_db.tables.regenerations import (
     ClusterRevisionRow,
     ItemState,
+    Notice,
     RegenerationItemRow,
     RegenerationRow,
     RegenerationState,
@@ -34,6 +35,7 @@ __all__ = [
     "JobState",
     "KeyRow",
     "LineageRow",
+    "Notice",
     "PlanRow",
     "ProvisionalPlanRow",
     "RegenerationItemRow",

@@ -53,6 +53,16 @@ class Review(StrEnum):
     REJECTED = "rejected"
 
 
+class Notice(StrEnum):
+    """What the webhook was told of a regeneration that has ended."""
+
+    NONE = "none"
+    """It goes on, or there is no webhook."""
+    WAITING = "waiting"
+    DELIVERED = "delivered"
+    GIVEN_UP = "given_up"
+
+
 class ClusterRevisionRow(Base):
     """What a cluster of a name was from a moment on. Rows are added, and never changed."""
 
@@ -98,7 +108,6 @@ class RegenerationRow(Base):
     lease_holder: Mapped[str] = mapped_column(String(64))
     lease_until_us: Mapped[int] = mapped_column(BigInteger)
     notice: Mapped[str] = mapped_column(String(16))
-    """The webhook: `none` is set up, `waiting`, `delivered`, or `given_up`."""
     notice_attempts: Mapped[int]
     notice_at_us: Mapped[int] = mapped_column(BigInteger)
     """Not tried again before."""

@@ -29,6 +29,7 @@ from profiles_db.tables import (
     DocumentKind,
     ItemState,
     JobRow,
+    Notice,
     RegenerationItemRow,
     RegenerationRow,
     RegenerationState,
@@ -217,17 +218,14 @@ class RegenerationDriver:
                 return
             current.state = RegenerationState.DONE
             current.finished_at_us = now_us()
-            current.notice = regenerations.NOTICE_WAITING if self._webhook is not None else "none"
+            current.notice = Notice.NONE if self._webhook is None else Notice.WAITING
             counts = regenerations.counts(session, current)
         _log.info("regeneration_done", cluster=row.cluster_name, num_items=row.num_items, **counts["verdict"])
 
     def _tell(self, row: RegenerationRow) -> None:
         with self._database.read() as session:
             counts = regenerations.counts(session, row)
-        if self._webhook is None:
-            outcome: tuple[str, int] = ("none", 0)
-        else:
-            outcome = self._webhook.tell(row, counts)
+        outcome = (Notice.NONE, 0) if self._webhook is None else self._webhook.tell(row, counts)
         with self._database.write() as session:
             current = regenerations.locked(session, row.tenant, row.regeneration_id)
             assert current is not None

@@ -23,6 +23,7 @@ from profiles_db.pages import Cursor, Page
 from profiles_db.tables import (
     ClusterRevisionRow,
     DocumentKind,
+    Notice,
     RegenerationItemRow,
     RegenerationRow,
     RegenerationState,
@@ -172,7 +173,7 @@ class RegenerationService:
                 created_at_us=now_us(),
                 lease_holder="",
                 lease_until_us=0,
-                notice="none",
+                notice=Notice.NONE,
                 notice_attempts=0,
                 notice_at_us=0,
             )
@@ -190,7 +191,7 @@ class RegenerationService:
             InvalidCursor: the cursor is not from an earlier page.
         """
         with self._database.read() as session:
-            return cluster_revisions.page(session, tenant, name, cursor=_cursor(cursor), limit=limit)
+            return cluster_revisions.page(session, tenant, name, cursor=Cursor.of(cursor), limit=limit)
 
     def get(self, tenant: str, regeneration_id: str) -> RegenerationView:
         """A regeneration.
@@ -208,7 +209,7 @@ class RegenerationService:
             InvalidCursor: the cursor is not from an earlier page.
         """
         with self._database.read() as session:
-            found = regenerations.page(session, tenant, cluster=cluster, cursor=_cursor(cursor), limit=limit)
+            found = regenerations.page(session, tenant, cluster=cluster, cursor=Cursor.of(cursor), limit=limit)
             return Page(items=[_view(session, row) for row in found.items], next=found.next)
 
     def items(
@@ -225,7 +226,7 @@ class RegenerationService:
         with self._database.read() as session:
             row = _regeneration(session, tenant, regeneration_id)
             return regenerations.items(
-                session, row, verdict=verdict, review=review, cursor=_cursor(cursor), limit=limit
+                session, row, verdict=verdict, review=review, cursor=Cursor.of(cursor), limit=limit
             )
 
     def review(
@@ -272,7 +273,7 @@ class RegenerationService:
             if row.state == RegenerationState.RUNNING:
                 regenerations.cancel(session, row)
                 if self._has_webhook:
-                    row.notice = regenerations.NOTICE_WAITING
+                    row.notice = Notice.WAITING
             return _view(session, row)
 
 
@@ -323,7 +324,3 @@ def _regeneration(session: Session, tenant: str, regeneration_id: str) -> Regene
 
 def _view(session: Session, row: RegenerationRow) -> RegenerationView:
     return RegenerationView(row=row, counts=regenerations.counts(session, row))
-
-
-def _cursor(text: str | None) -> Cursor | None:
-    return Cursor.decode(text) if text is not None else None

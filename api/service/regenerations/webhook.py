@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import structlog
 
-from profiles_db.tables import RegenerationRow
+from profiles_db.tables import Notice, RegenerationRow
 
 _log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class Webhook:
         self._url = url
         self._secret = secret
 
-    def tell(self, row: RegenerationRow, counts: dict[str, dict[str, int]]) -> tuple[str, int]:
+    def tell(self, row: RegenerationRow, counts: dict[str, dict[str, int]]) -> tuple[Notice, int]:
         """Try once; returns the state of the notice, and after how many microseconds to try again."""
         body = json.dumps(_event(row, counts), separators=(",", ":")).encode()
         headers = {
@@ -50,13 +50,13 @@ class Webhook:
             failure = type(error).__name__
         if not failure:
             _log.info("webhook_delivered")
-            return "delivered", 0
+            return Notice.DELIVERED, 0
         if row.notice_attempts + 1 >= MAX_ATTEMPTS:
             _log.error("webhook_given_up", failure=failure, attempts=row.notice_attempts + 1)
-            return "given_up", 0
+            return Notice.GIVEN_UP, 0
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**row.notice_attempts) * random.uniform(0.5, 1.0)
         _log.warning("webhook_failed", failure=failure, again_in_s=round(pause_s, 1))
-        return "waiting", int(pause_s * 1e6)
+        return Notice.WAITING, int(pause_s * 1e6)
 
 
 def _event(row: RegenerationRow, counts: dict[str, dict[str, int]]) -> dict[str, Any]:
