@@ -8,7 +8,6 @@ one every few seconds. Prints a line for each; exits with 1 when a plan is missi
 """
 
 import argparse
-import copy
 import json
 import random
 import sys
@@ -29,6 +28,7 @@ from sqlalchemy import func, select
 from api.http.examples import REQUEST
 from benchmarks.durability.processes import Postgres, Process, planners, wait_for
 from benchmarks.durability.world import HEARTBEATS, SERVE, WORK
+from benchmarks.durability.world import request as searched
 from planner.plan import input_hashes, make_plan
 from planner.schema import Plan, PlanRequest
 from profiles_db import lineages, migrations, plans, requests
@@ -56,9 +56,7 @@ class Measured:
 
 def request(name: str) -> dict[str, Any]:
     """A request of few choices, its own for each name."""
-    value = copy.deepcopy(REQUEST)
-    value["model"]["name"] = name
-    return {**value, "search": {"gap": 0.05}, "client_features": []}
+    return {**searched(name), "client_features": []}
 
 
 def fill(database: Database, count: int) -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -18,7 +19,6 @@ import psycopg
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 180.0
 """Nothing that is waited for takes so long unless something is wrong."""
-
 
 T = TypeVar("T")
 
@@ -164,8 +164,9 @@ class Postgres:
         self.end()
 
 
-def database_urls(kind: str, folder: Path) -> Iterator[tuple[str, Postgres | None]]:
-    """URL of a new database, and the PostgreSQL that holds it; both go away afterwards."""
+@contextmanager
+def new_database(kind: str, folder: Path) -> Iterator[tuple[str, Postgres | None]]:
+    """URL of a new database, and the PostgreSQL that holds it, which goes away afterwards."""
     if kind == "sqlite":
         yield f"sqlite:///{folder / 'shardwright.db'}", None
     else:

@@ -13,7 +13,7 @@ import httpx2
 from sqlalchemy import func, select, text
 
 from api.http.examples import REQUEST
-from benchmarks.durability.processes import Postgres, Process, database_urls, planners, wait_for
+from benchmarks.durability.processes import Postgres, Process, new_database, planners, wait_for
 from profiles_db.engine import Database, is_outage
 from profiles_db.tables import ExecutorRow, JobRow, PlanRow
 
@@ -139,7 +139,7 @@ class World:
 @contextmanager
 def world_on(kind: str, folder: Path) -> Iterator[World]:
     """A service on `sqlite` or `postgresql` with its files in a folder."""
-    for url, postgres in database_urls(kind, folder):
+    with new_database(kind, folder) as (url, postgres):
         world = World(kind, url, postgres, folder)
         try:
             yield world
