@@ -34,19 +34,21 @@ class Remote:
 
     def get(self, path: str, **parameters: Any) -> Any:  # noqa: ANN401 - JSON
         """What is at a path; parameters that are None are left out."""
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return self._call("GET", path, params=given).json()
+        return self._get(path, parameters).json()
 
     def bytes_of(self, path: str, **parameters: Any) -> bytes:  # noqa: ANN401 - query values
         """As `get`, as it came."""
-        given = {name: value for name, value in parameters.items() if value is not None}
-        content: bytes = self._call("GET", path, params=given).content
+        content: bytes = self._get(path, parameters).content
         return content
 
     def send(self, method: str, path: str, body: object, **headers: str) -> Any:  # noqa: ANN401 - JSON
         """Send JSON; underscores in names of headers become hyphens."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self._call(method, path, json=body, headers=named).json()
+
+    def _get(self, path: str, parameters: dict[str, Any]) -> Any:  # noqa: ANN401 - an httpx2 response
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return self._call("GET", path, params=given)
 
     def _call(self, method: str, path: str, **options: Any) -> Any:  # noqa: ANN401 - an httpx2 response
         import httpx2
