@@ -47,6 +47,11 @@ class Overview:
     num_outdated_plans: int
     """Plans that another version of the planner made."""
 
+    @property
+    def workers(self) -> tuple[ExecutorRow, ...]:
+        """Processes that search, and have not stopped in good order."""
+        return tuple(row for row in self.executors if row.num_slots and row.heartbeat_at_us)
+
 
 class JobService:
     """Reads jobs and cancels them. `stop` ends the run of a cancelled one, wherever it is queued or runs."""

@@ -88,7 +88,7 @@ class Metrics:
             self.queue_depth.labels(priority.name.lower()).set(overview.queued_by_priority.get(priority, 0))
         oldest = overview.oldest_queued_us
         self.queue_oldest_seconds.set(0.0 if oldest is None else (now - oldest) / 1e6)
-        workers = [row for row in overview.executors if row.num_slots and row.heartbeat_at_us]
+        workers = overview.workers
         self.workers.set(len(workers))
         self.slots.set(sum(row.num_slots for row in workers))
         self.heartbeat_age_seconds.set(max(((now - row.heartbeat_at_us) / 1e6 for row in workers), default=0.0))

@@ -44,8 +44,7 @@ def readyz(services: ServicesDep) -> Readiness | Response:
         return problem_response(503, "database_unavailable", "the database cannot be reached")
     if (why := services.runner.why_not_ready()) is not None:
         return problem_response(503, "not_running", why)
-    workers = sum(row.num_slots > 0 and row.heartbeat_at_us > 0 for row in overview.executors)
-    return Readiness(workers=workers, queued=sum(overview.queued_by_priority.values()))
+    return Readiness(workers=len(overview.workers), queued=sum(overview.queued_by_priority.values()))
 
 
 @router.get(
