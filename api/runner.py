@@ -1,4 +1,4 @@
-"""The part of a process in the queue: hands jobs to it, runs them, says that it lives, mends what others left."""
+"""The part of a process in the queue: hands jobs to it, runs them, says that it lives, takes over from the dead."""
 
 import os
 import socket
@@ -9,12 +9,11 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import structlog
-from sqlalchemy.orm import Session
 
 from api.heartbeats import Silence
-from api.jobs import APPLICATION_VERSION, DurableQueue, Entry
+from api.jobs import APPLICATION_VERSION, DurableQueue
+from api.mending import Mender
 from api.settings import Settings
-from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from profiles_db import executors, jobs
 from profiles_db.engine import Database, is_outage
 from profiles_db.tables import ExecutorRow, JobPriority, JobRow, JobState
@@ -25,7 +24,6 @@ WATCH_S = 0.5
 """Runs here are compared with the database this often: a job may have been cancelled elsewhere."""
 STOP_TIMEOUT_S = 5.0
 """How long a thread is waited for that may be held up by a database that is away."""
-_REPLACED = {"code": "planner_replaced", "message": "the planner was upgraded; another job plans the request again"}
 
 
 class Runs(Protocol):
@@ -57,8 +55,7 @@ class JobRunner:
         self._dead: Collection[str] = ()
         self._beaten_at = 0.0
         self._solving: set[str] = set()
-        self._idle_since: dict[str, float] = {}
-        """Jobs that the queue says run here though they do not, and when that was first seen."""
+        self._mender = Mender(database, self._queue, self.executor_id, idle_timeout_s=settings.heartbeat_timeout_s)
         self._stopping = threading.Event()
         self._work_left = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -172,7 +169,7 @@ class JobRunner:
         if self._stopping.is_set():
             return
         living = self._bury()
-        self._mend(living)
+        self._mender.mend(living, self._dead, self._solving)
         with self._database.read() as session:
             waiting = jobs.waiting(session)
         for submitted_by, priority in waiting:
@@ -197,73 +194,6 @@ class JobRunner:
                 executors.forget(session, ours)
             _log.info("jobs_taken_over", num_executors=len(ours), num_jobs=num_jobs)
         return living
-
-    def _mend(self, living: Sequence[ExecutorRow]) -> None:
-        """Bring our table and the queue together where a death came between writing one and the other."""
-        with self._database.read() as session:
-            expected = jobs.released(session)
-        entries = self._queue.entries([job.job_id for job in expected])
-        names = {row.executor_id for row in living}
-        versions = {row.application_version for row in living}
-        strangers = set()
-        lost = self._idle_here([job for job in expected if self._has_taken(entries.get(job.job_id))])
-        for job in expected:
-            match entries.get(job.job_id):
-                case None:
-                    self._queue.put(job.job_id, JobPriority(job.priority), 0)
-                case Entry(is_ended=True):
-                    lost.append(job)
-                case Entry(application_version=version) if version not in versions:
-                    lost.append(job)
-                case Entry(executor_id=str(name), application_version=version) if name not in names:
-                    if version == APPLICATION_VERSION and name not in self._dead:
-                        strangers.add(name)
-        if strangers:
-            self._queue.take_over(strangers)
-        if lost:
-            self._run_again(lost)
-
-    def _has_taken(self, entry: Entry | None) -> bool:
-        return entry is not None and entry.executor_id == self.executor_id
-
-    def _idle_here(self, taken: Sequence[JobRow]) -> list[JobRow]:
-        """Jobs that this process took from the queue and does not run: DBOS forgets what it took when the database
-        goes away at that moment. They are given a while, since some may be about to start.
-        """
-        now = time.monotonic()
-        idle = [job for job in taken if job.job_id not in self._solving]
-        self._idle_since = {job.job_id: self._idle_since.get(job.job_id, now) for job in idle}
-        return [job for job in idle if now - self._idle_since[job.job_id] > self._settings.heartbeat_timeout_s]
-
-    def _run_again(self, lost: Sequence[JobRow]) -> None:
-        """Jobs that the queue will not run, though they have no end, unless they came to it just now."""
-        with self._database.read() as session:
-            unfinished = {job.job_id for job in jobs.released(session)}
-        for job in lost:
-            if job.job_id not in unfinished:
-                continue
-            _log.warning("job_put_back", job_id=job.job_id)
-            if job.planner_version == PLANNER_VERSION:
-                self._queue.put_again(job.job_id, JobPriority(job.priority), 0)
-            else:
-                with self._database.write() as session:
-                    _replace(session, job)
-
-
-def _replace(session: Session, job: JobRow) -> None:
-    """End a job of another planner version, and let this one plan its request unless it has."""
-    if not jobs.finish(session, job.job_id, fence=job.fence, problem=_REPLACED):
-        return
-    if jobs.latest(session, job.tenant, job.request_hash, PLANNER_VERSION) is None:
-        jobs.add(
-            session,
-            job.tenant,
-            job.request_hash,
-            PLANNER_VERSION,
-            attempt=1,
-            submitted_by=job.submitted_by,
-            priority=JobPriority(job.priority),
-        )
 
 
 def _log_failure(event: str, error: Exception) -> None:
