@@ -5,7 +5,7 @@ import zlib
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from planner.schema import Plan
+from planner.schema import Plan, PlanBody
 from profiles_db.insert import insert_if_absent
 from profiles_db.pages import Cursor, Page, newest_first, page_of
 from profiles_db.tables import PlanRow, now_us
@@ -38,6 +38,12 @@ def get_bytes(session: Session, tenant: str, plan_id: str) -> bytes | None:
     """JSON of a plan, the same bytes every time."""
     body = session.scalar(select(PlanRow.body).where(PlanRow.tenant == tenant, PlanRow.plan_id == plan_id))
     return None if body is None else zlib.decompress(body)
+
+
+def get_body(session: Session, tenant: str, plan_id: str) -> PlanBody | None:
+    """What `get_bytes` says, read."""
+    stored = get_bytes(session, tenant, plan_id)
+    return None if stored is None else Plan.from_json(stored, source=f"stored plan {plan_id}").body
 
 
 def num_of_other_versions(session: Session, planner_version: str) -> int:

@@ -1,7 +1,6 @@
 """Lineages: revisions of a plan for one training, and which of them is active."""
 
 import hashlib
-import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -12,17 +11,15 @@ from api.service.callers import Caller
 from api.service.differences import InputChange, input_changes
 from api.service.envelopes import with_envelope
 from api.service.errors import (
-    AmbiguousLineage,
     ChangedMeanwhile,
     NoActivePlan,
-    NotActivatable,
-    NotFound,
     UnknownReference,
 )
 from api.service.parsing import parse_document, parse_json
+from api.service.revisions import append, move, resolve, revision_of
 from api.service.signing import Signer
 from planner.explain import Difference, diff
-from planner.schema import Plan, Workload
+from planner.schema import Workload
 from planner.schema.base import Document, Positive, Sha256
 from profiles_db import lineages, plans, requests
 from profiles_db.engine import Database
@@ -30,7 +27,6 @@ from profiles_db.pages import Cursor, Page
 from profiles_db.tables import ActivationRow, Cause, LineageRow, PlanRow, RevisionRow
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-ID_PATTERN = r"lin:[0-9a-f]{24}"
 MAX_WHY = 1000
 _FREE_IN_A_LINEAGE = ("micro_batch", "torch_version", "atoms", "compile")
 
@@ -120,17 +116,16 @@ class LineageService:
         """
         new = parse_document(NewRevision, parse_json(body))
         with self._database.read() as session:
-            stored = plans.get_bytes(session, caller.tenant, new.plan)
-        if stored is None:
+            asked = plans.get_body(session, caller.tenant, new.plan)
+        if asked is None:
             raise UnknownReference("plan", new.plan, remedy="ask for the plan first: POST /v1/plans")
-        fingerprint = Plan.from_json(stored, source="stored plan").body.model_fingerprint
         with self._database.write() as session:
             plan = plans.get_row(session, caller.tenant, new.plan)
             assert plan is not None, "plans are deleted only where nobody serves"
-            lineage = self._lineage_for(session, new.name, plan, fingerprint)
+            lineage = _lineage_for(session, new.name, plan, asked.model_fingerprint)
             newest = lineages.revision(session, lineage, lineage.newest_revision)
             if newest is not None and newest.plan_id == new.plan:
-                return self._view(session, lineage), False
+                return _view(session, lineage), False
             append(session, lineage, plan, cause=Cause.REQUESTED, why=new.why, by=caller.submitted_by)
             if lineage.active_revision is None and plan.outcome == "feasible":
                 lineages.activate(
@@ -140,7 +135,7 @@ class LineageService:
                     why="the first plan that fits",
                     by=caller.submitted_by,
                 )
-            return self._view(session, lineage), True
+            return _view(session, lineage), True
 
     def activate(self, caller: Caller, reference: str, version: int, body: bytes) -> LineageView:
         """Make a revision active; rolling back is making an earlier one active.
@@ -169,7 +164,7 @@ class LineageService:
                     "now; look at it again"
                 )
             move(session, lineage, wanted.revision, why=wanted.why, by=caller.submitted_by)
-            return self._view(session, lineage)
+            return _view(session, lineage)
 
     def get(self, tenant: str, reference: str) -> LineageView:
         """A lineage.
@@ -178,7 +173,7 @@ class LineageService:
             NotFound, AmbiguousLineage: none, or several.
         """
         with self._database.read() as session:
-            return self._view(session, resolve(session, tenant, reference))
+            return _view(session, resolve(session, tenant, reference))
 
     def page(
         self, tenant: str, *, name: str | None, model: str | None, cursor: str | None, limit: int
@@ -191,7 +186,7 @@ class LineageService:
         after = Cursor.of(cursor)
         with self._database.read() as session:
             found = lineages.page(session, tenant, name=name, model_fingerprint=model, cursor=after, limit=limit)
-            return Page(items=[self._view(session, row) for row in found.items], next=found.next)
+            return Page(items=[_view(session, row) for row in found.items], next=found.next)
 
     def revisions(self, tenant: str, reference: str, *, cursor: str | None, limit: int) -> Page[RevisionRow]:
         """Revisions, newest first; errors of `get` and `page`."""
@@ -212,7 +207,7 @@ class LineageService:
             NotFound, AmbiguousLineage: no such lineage or revision, or several lineages.
         """
         with self._database.read() as session:
-            return _revision(session, resolve(session, tenant, reference), number)
+            return revision_of(session, resolve(session, tenant, reference), number)
 
     def active(self, tenant: str, reference: str, model: str | None = None) -> ActivePlan:
         """The active plan; its envelope names lineage, revision and why there is one.
@@ -243,89 +238,31 @@ class LineageService:
         """What differs between two revisions, in words and numbers; errors of `revision`."""
         with self._database.read() as session:
             lineage = resolve(session, tenant, reference)
-            pair = [_revision(session, lineage, number).plan_id for number in (before, after)]
+            pair = [revision_of(session, lineage, number).plan_id for number in (before, after)]
             rows = [plans.get_row(session, tenant, plan_id) for plan_id in pair]
-            bodies = [plans.get_bytes(session, tenant, plan_id) for plan_id in pair]
+            old, new = (plans.get_body(session, tenant, plan_id) for plan_id in pair)
             assert rows[0] is not None
             assert rows[1] is not None
+            assert old is not None
+            assert new is not None
             inputs = input_changes(session, rows[0], rows[1])
-        old, new = (Plan.from_json(body or b"", source="stored plan").body for body in bodies)
         return RevisionDifference(before=before, after=after, inputs=inputs, differences=diff(old, new))
 
-    def _lineage_for(self, session: Session, name: str, plan: PlanRow, fingerprint: str) -> LineageRow:
-        _, fields = requests.fields(session, plan.tenant, plan.request_hash)
-        training = training_hash(Workload.from_object(fields["workload"]))
-        return lineages.open_lineage(
-            session,
-            plan.tenant,
-            lineage_id_of(name, fingerprint, training),
-            name=name,
-            model_fingerprint=fingerprint,
-            training_hash=training,
-        )
 
-    def _view(self, session: Session, row: LineageRow) -> LineageView:
-        newest = lineages.revision(session, row, row.newest_revision)
-        assert newest is not None, "a lineage is made with its first revision"
-        return LineageView(row=row, newest=newest, active=lineages.revision(session, row, row.active_revision))
-
-
-def resolve(session: Session, tenant: str, reference: str, model: str | None = None) -> LineageRow:
-    """The lineage of an identity or a name.
-
-    Raises:
-        NotFound, AmbiguousLineage: none, or several.
-    """
-    if re.fullmatch(ID_PATTERN, reference):
-        row = lineages.get(session, tenant, reference)
-        found = [row] if row is not None and model in (None, row.model_fingerprint) else []
-    else:
-        found = list(lineages.named(session, tenant, reference, model))
-    if not found:
-        raise NotFound("lineage", reference if model is None else f"{reference} of model {model}")
-    if len(found) > 1:
-        raise AmbiguousLineage(
-            f"{len(found)} lineages are called {reference}: {', '.join(row.lineage_id for row in found[:10])}; "
-            "name one by its identity, or say which model"
-        )
-    return found[0]
-
-
-def append(session: Session, lineage: LineageRow, plan: PlanRow, *, cause: Cause, why: str, by: str) -> RevisionRow:
-    """Add a plan to a locked lineage, with what its inputs have changed since the revision before."""
-    newest = lineages.revision(session, lineage, lineage.newest_revision)
-    before = None if newest is None else plans.get_row(session, lineage.tenant, newest.plan_id)
-    changes = [] if before is None else input_changes(session, before, plan)
-    words = "the first revision" if before is None else "; ".join(change.words for change in changes)
-    return lineages.add_revision(
+def _lineage_for(session: Session, name: str, plan: PlanRow, fingerprint: str) -> LineageRow:
+    _, fields = requests.fields(session, plan.tenant, plan.request_hash)
+    training = training_hash(Workload.from_object(fields["workload"]))
+    return lineages.open_lineage(
         session,
-        lineage,
-        plan.plan_id,
-        cause=cause,
-        changed=[change.kind for change in changes],
-        why=f"{why}; {words}" if why and words else why or words,
-        by=by,
+        plan.tenant,
+        lineage_id_of(name, fingerprint, training),
+        name=name,
+        model_fingerprint=fingerprint,
+        training_hash=training,
     )
 
 
-def move(session: Session, lineage: LineageRow, number: int, *, why: str, by: str) -> None:
-    """Make a revision of a locked lineage the active one; it may be that already.
-
-    Raises:
-        NotFound: no such revision.
-        NotActivatable: its plan does not fit.
-    """
-    revision = _revision(session, lineage, number)
-    plan = plans.get_row(session, lineage.tenant, revision.plan_id)
-    assert plan is not None, "foreign keys keep the plans of revisions"
-    if plan.outcome != "feasible":
-        raise NotActivatable(f"revision {number} of {lineage.name} is infeasible; nothing could be trained with it")
-    if lineage.active_revision != number:
-        lineages.activate(session, lineage, number, why=why, by=by)
-
-
-def _revision(session: Session, lineage: LineageRow, number: int) -> RevisionRow:
-    row = lineages.revision(session, lineage, number)
-    if row is None:
-        raise NotFound("revision", f"{number} of lineage {lineage.name}")
-    return row
+def _view(session: Session, row: LineageRow) -> LineageView:
+    newest = lineages.revision(session, row, row.newest_revision)
+    assert newest is not None, "a lineage is made with its first revision"
+    return LineageView(row=row, newest=newest, active=lineages.revision(session, row, row.active_revision))

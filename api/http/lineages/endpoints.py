@@ -28,7 +28,8 @@ from api.http.lineages.views import (
     RevisionsCompared,
 )
 from api.http.openapi import NOT_CHANGED, PROBLEM_RESPONSES, document_body, document_response
-from api.service.lineages import ID_PATTERN, NAME_PATTERN, LineageView
+from api.service.lineages import NAME_PATTERN, LineageView
+from api.service.revisions import ID_PATTERN
 
 router = APIRouter(prefix="/v1/lineages", tags=["lineages"])
 

@@ -15,11 +15,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from api.service.callers import Caller, Scope
-from api.service.lineages import append, move
 from api.service.regenerations.changes import profile_after
 from api.service.regenerations.verdicts import Compared, Policy, compare, may_take_over
 from api.service.regenerations.webhook import Webhook
-from planner.schema import ClusterDescription, Plan, PlanBody, PlanRequest
+from api.service.revisions import append, move
+from planner.schema import ClusterDescription, PlanBody, PlanRequest
 from planner.schema.errors import ShardwrightError
 from profiles_db import documents, lineages, plans, regenerations, requests
 from profiles_db.engine import Database
@@ -272,6 +272,6 @@ def _why(session: Session, row: RegenerationRow) -> str:
 
 
 def _body(session: Session, tenant: str, plan_id: str) -> PlanBody:
-    stored = plans.get_bytes(session, tenant, plan_id)
-    assert stored is not None, "foreign keys keep the plans of items and jobs"
-    return Plan.from_json(stored, source=f"stored plan {plan_id}").body
+    body = plans.get_body(session, tenant, plan_id)
+    assert body is not None, "foreign keys keep the plans of items and jobs"
+    return body

@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 from api.service.callers import Caller
 from api.service.differences import document_changes
 from api.service.errors import ChangedMeanwhile, NotActivatable, NotFound, UnknownReference
-from api.service.lineages import MAX_WHY, move
+from api.service.lineages import MAX_WHY
 from api.service.parsing import parse_document, parse_json
 from api.service.regenerations.changes import Change, apply_changes
 from api.service.regenerations.verdicts import Policy
+from api.service.revisions import move
 from planner.schema import ClusterDescription, InvalidDocument
 from planner.schema.base import Document, Sha256
 from profiles_db import cluster_revisions, documents, lineages, regenerations
