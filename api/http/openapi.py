@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 from api.http.problems import MEDIA_TYPE, Problem
 from api.service.keys import NewKey, Rotation
 from api.service.lineages import Activation, NewRevision
-from api.service.regenerations.service import NewClusterRevision
+from api.service.regenerations.clusters import NewClusterRevision
 from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile, RequestReferences
 
 _CONTRACT: tuple[type[BaseModel], ...] = (

@@ -13,6 +13,7 @@ from api.service.lineages import LineageService
 from api.service.metrics import Metrics
 from api.service.planner_process import PlannerProcesses
 from api.service.plans import PlanService
+from api.service.regenerations.clusters import ClusterRevisionService
 from api.service.regenerations.driver import RegenerationDriver
 from api.service.regenerations.service import RegenerationService
 from api.service.regenerations.webhook import Webhook
@@ -56,6 +57,7 @@ class Services:
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
         self.lineages = LineageService(self.database, signer)
+        self.clusters = ClusterRevisionService(self.database)
         webhook = _webhook(settings)
         self.regenerations = RegenerationService(self.database, has_webhook=webhook is not None)
         self._regenerating = RegenerationDriver(

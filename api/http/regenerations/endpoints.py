@@ -17,7 +17,7 @@ from api.http.regenerations.views import (
     RegenerationPage,
     RegenerationPreview,
 )
-from api.service.regenerations.service import Preview
+from api.service.regenerations.clusters import Preview
 from profiles_db.tables import Review, Verdict
 
 router = APIRouter(prefix="/v1", tags=["regenerations"])
@@ -57,7 +57,7 @@ async def revise_cluster(
     plan that rests on the cluster is searched again, behind what launchers ask for. A new revision becomes active
     where the policy allows it, and else waits for a person. Nothing is overwritten.
     """
-    found = await with_body(request, services.regenerations.revise, caller, name, body)
+    found = await with_body(request, services.clusters.revise, caller, name, body)
     if isinstance(found, Preview):
         return JSONResponse(RegenerationPreview.of(found).model_dump(mode="json"))
     shown = Regeneration.of(found)
@@ -74,7 +74,7 @@ def list_cluster_revisions(
     caller: Reader, services: ServicesDep, name: ClusterName, cursor: CursorParameter = None, limit: Limit = 50
 ) -> Any:  # noqa: ANN401
     """Newest first, each with what changed; empty for a cluster that was never changed."""
-    page = services.regenerations.revisions(caller.tenant, name, cursor=cursor, limit=limit)
+    page = services.clusters.revisions(caller.tenant, name, cursor=cursor, limit=limit)
     return ClusterRevisionPage(items=[ClusterRevision.of(row) for row in page.items], next=page.next)
 
 

@@ -6,7 +6,8 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from api.http.dependencies import timestamp
-from api.service.regenerations.service import Preview, RegenerationView
+from api.service.regenerations.clusters import Preview
+from api.service.regenerations.views import RegenerationView
 from profiles_db.tables import (
     ClusterRevisionRow,
     ItemState,
