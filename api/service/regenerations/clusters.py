@@ -133,31 +133,19 @@ class ClusterRevisionService:
         changes: list[str],
         wanted: NewClusterRevision,
     ) -> RegenerationView:
-        tenant, by = caller.tenant, caller.submitted_by
+        tenant = caller.tenant
         with self._database.write() as session:
-            newest = cluster_revisions.newest(session, tenant, name)
-            first = 1 if newest is None else newest.revision + 1
-            no_changes: list[str] = []
-            before = [(base, no_changes, "what it was before its first revision")] if newest is None else []
-            revisions = [*before, (cluster, changes, wanted.why)]
-            if _current(session, tenant, name) != base.content_hash():
-                raise _overtaken(name)
-            for number, (description, words, why) in enumerate(revisions, start=first):
-                stored, _ = documents.put(session, tenant, description)
-                if not cluster_revisions.add(
-                    session, tenant, name, number, cluster_hash=stored, changes=words, why=why, by=by
-                ):
-                    raise _overtaken(name)
+            revision = _store(session, caller, name, base, cluster, changes, wanted.why)
             affected = _affected(session, tenant, name, base.content_hash(), cluster.content_hash(), wanted)
             row = RegenerationRow(
                 tenant=tenant,
                 regeneration_id=f"reg_{secrets.token_hex(12)}",
                 cluster_name=name,
-                cluster_revision=first + len(revisions) - 1,
+                cluster_revision=revision,
                 state=RegenerationState.RUNNING,
                 policy=wanted.policy.model_dump(mode="json"),
                 num_items=len(affected),
-                created_by=by,
+                created_by=caller.submitted_by,
                 created_at_us=now_us(),
                 lease_holder="",
                 lease_until_us=0,
@@ -180,6 +168,47 @@ class ClusterRevisionService:
         """
         with self._database.read() as session:
             return cluster_revisions.page(session, tenant, name, cursor=Cursor.of(cursor), limit=limit)
+
+
+def _store(
+    session: Session,
+    caller: Caller,
+    name: str,
+    base: ClusterDescription,
+    cluster: ClusterDescription,
+    changes: list[str],
+    why: str,
+) -> int:
+    """Add a revision, after one for what the cluster was where it had none; returns its number.
+
+    The number is taken before the base is compared: who comes in between changes the base, who comes later has the
+    number.
+
+    Raises:
+        ChangedMeanwhile: the cluster is not the base any more.
+    """
+    newest = cluster_revisions.newest(session, caller.tenant, name)
+    if _current(session, caller.tenant, name) != base.content_hash():
+        raise _overtaken(name)
+    number = 0 if newest is None else newest.revision
+    revisions = [(cluster, changes, why)]
+    if newest is None:
+        revisions.insert(0, (base, [], "what it was before its first revision"))
+    for description, words, reason in revisions:
+        number += 1
+        stored, _ = documents.put(session, caller.tenant, description)
+        if not cluster_revisions.add(
+            session,
+            caller.tenant,
+            name,
+            number,
+            cluster_hash=stored,
+            changes=words,
+            why=reason,
+            by=caller.submitted_by,
+        ):
+            raise _overtaken(name)
+    return number
 
 
 def _affected(
