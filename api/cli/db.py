@@ -1,16 +1,11 @@
 """`shardwright db`: backup, restore and retention of the server's database."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from api.cli.keys import DatabaseUrl
-
-if TYPE_CHECKING:
-    from profiles_db.engine import Database
+from api.cli.database import DatabaseUrl, opened_database
 
 db = typer.Typer(
     help="Back up, restore and prune the database of a server.",
@@ -19,20 +14,6 @@ db = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _DAY_US = 86_400 * 1_000_000
-
-
-@contextmanager
-def opened_database(database_url: str | None) -> "Iterator[Database]":
-    """The database of a server, by its URL or by the settings."""
-    from api.settings import Settings
-    from profiles_db.engine import Database
-
-    given = {} if database_url is None else {"database_url": database_url}
-    database = Database(Settings.model_validate(given).database_url.get_secret_value())
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 @db.command()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.database import DatabaseUrl, opened_database
+
 if TYPE_CHECKING:
     from api.service.keys import IssuedKey, KeyService
 
@@ -17,17 +19,12 @@ keys = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Database of the server. [default: as for `serve`]"),
-]
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Identity of the key, as `keys list` shows it.")]
 _DAY_S = 86_400
 
 
 @contextmanager
 def _key_service(database_url: str | None) -> "Iterator[KeyService]":
-    from api.cli.db import opened_database
     from api.service.keys import KeyService
     from profiles_db import migrations
 
