@@ -9,6 +9,7 @@ from api.cli.describe import describe
 from api.cli.diff import diff
 from api.cli.dryrun import dryrun
 from api.cli.failures import Commands
+from api.cli.groups import HELP_OPTIONS
 from api.cli.jobs import jobs
 from api.cli.keys import keys
 from api.cli.layout import layout
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
 
 _PLANNING = "Planning"

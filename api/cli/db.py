@@ -6,13 +6,9 @@ from typing import Annotated
 import typer
 
 from api.cli.database import DatabaseUrl, opened_database
+from api.cli.groups import group
 
-db = typer.Typer(
-    help="Back up, restore and prune the database of a server.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+db = group("Back up, restore and prune the database of a server.")
 _DAY_US = 86_400 * 1_000_000
 
 

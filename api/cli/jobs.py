@@ -4,14 +4,10 @@ from typing import Annotated
 
 import typer
 
+from api.cli.groups import group
 from api.cli.remote import DEFAULT_URL, Url
 
-jobs = typer.Typer(
-    help="Searches of a running service: list, cancel.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+jobs = group("Searches of a running service: list, cancel.")
 
 
 @jobs.command("list")

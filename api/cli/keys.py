@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.database import DatabaseUrl, opened_database
+from api.cli.groups import group
 
 if TYPE_CHECKING:
     from api.service.keys import IssuedKey, KeyService
 
-keys = typer.Typer(
-    help="Make, list, rotate and revoke the API keys of a server.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+keys = group("Make, list, rotate and revoke the API keys of a server.")
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Identity of the key, as `keys list` shows it.")]
 _DAY_S = 86_400

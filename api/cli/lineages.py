@@ -5,17 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.groups import group
 from api.cli.remote import DEFAULT_URL, Url
 
 if TYPE_CHECKING:
     from planner.schema import PlanBody
 
-lineages = typer.Typer(
-    help="Revisions of the plan of a job: list, compare, activate, roll back.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+lineages = group("Revisions of the plan of a job: list, compare, activate, roll back.")
 
 Reference = Annotated[str, typer.Argument(metavar="LINEAGE", help="Name of the lineage, or its identity.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Kept in the history.")]

@@ -5,20 +5,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from api.cli.groups import group
 from api.cli.remote import DEFAULT_URL, Url
 
-clusters = typer.Typer(
-    help="Say what became of a cluster, so that its plans are made again.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-regenerations = typer.Typer(
-    help="Plans that are made again: progress, verdicts, what waits for you.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+clusters = group("Say what became of a cluster, so that its plans are made again.")
+regenerations = group("Plans that are made again: progress, verdicts, what waits for you.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name in the cluster's description.")]
 RegenerationId = Annotated[str, typer.Argument(metavar="REGENERATION", help="Its identity: reg_...")]
