@@ -200,9 +200,8 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
     owners = MuonOwners(request)
     beside = {mesh: None if offloads else mesh_beside(request, mesh) for mesh in meshes}
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
-    on_host = [pair for pair in _offloads(request, activations=activations) if (pair != _ON_DEVICE) is offloads][
-        ::-1
-    ]
+    ways_out = reversed(list(_offloads(request, activations=activations)))
+    on_host = [pair for pair in ways_out if (pair != _ON_DEVICE) is offloads]
     for (units, blocks), training, mesh, group in product(on_host, trainings, meshes, groups):
         if blocks and group.partition.blocks:
             continue  # halves would each wait for copies of their own
@@ -247,7 +246,7 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
 
 
 def _is_first_of_its_kind(pair: tuple[Offload, int], pairs: Sequence[tuple[Offload, int]], num_units: int) -> bool:
-    """Whether none before puts the same units and activations on the host; with few units some do."""
+    """Whether a share offloads some unit, and none before it the same ones; with few units that need not be so."""
 
     def sides(units: Offload) -> list[bool]:
         return [units.has(unit) for unit in range(num_units)]
