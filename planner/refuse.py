@@ -1,7 +1,6 @@
 """What the contract declares and this planner does not honour is refused with its path, never ignored."""
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 
 from planner.catalog.torch_versions import INTEGERS, KNOBS, RELEASES, supported, used_knobs
 from planner.schema import (
@@ -20,6 +19,7 @@ from planner.schema import (
     UnsupportedField,
 )
 from planner.schema.versions import release_of
+from planner.schema.workload import matches_any
 
 MAX_DEVICES = 2**17
 """Largest world that is planned; costs are worked out group by group, and nothing larger has been built."""
@@ -132,11 +132,13 @@ def _workload(request: PlanRequest) -> None:
     if workload.compile:
         raise UnsupportedField("workload.compile", "plan the eager model, or profile the compiled one first")
     names = [name for name, _ in request.model.iter_parameters()]
-    for index, rule in enumerate(workload.atoms):
-        if not any(fnmatchcase(name, rule.parameters) for name in names):
+    patterns = {f"workload.atoms[{index}]": rule.parameters for index, rule in enumerate(workload.atoms)}
+    for index, quantized in enumerate(workload.quantizer_groups):
+        patterns[f"workload.quantizer_groups[{index}]"] = quantized.parameters
+    for where, globs in patterns.items():
+        if not any(matches_any(name, globs) for name in names):
             raise InconsistentRequest(
-                f"workload.atoms[{index}]: {rule.parameters!r} matches no parameter; patterns are globs over full "
-                f"names such as {names[0]!r}"
+                f"{where}: {globs!r} matches no parameter; patterns are globs over full names such as {names[0]!r}"
             )
     for index, group in enumerate(workload.optimizer_groups):
         _optimizer(f"workload.optimizer_groups[{index}]", group)

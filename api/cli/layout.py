@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.options import ATOM_FORMS, OptimizerChoice
+from api.cli.options import ATOM_FORMS, QUANTIZERS, OptimizerChoice
 
 if TYPE_CHECKING:
     from planner.layout.plan import LayoutPlan
@@ -31,6 +31,10 @@ def layout(
             "Repeatable.",
         ),
     ] = None,
+    quantizer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[GLOB=]NAME", help=f"Quantizer; it brings its own atoms: {QUANTIZERS}. Repeatable."),
+    ] = None,
     optimizer: Annotated[OptimizerChoice, typer.Option(help="Optimizer; it brings its own atoms.")] = "adamw",
     alignment: Annotated[
         int, typer.Option(metavar="ELEMENTS", help="Shards hold a multiple of so many elements.")
@@ -52,10 +56,13 @@ def layout(
 
     shardwright layout llama-3-8b --ranks 64 --atom '*=rows:16'
 
+    shardwright layout llama-3-8b --ranks 64 --quantizer fp8_blockwise
+
     shardwright layout qwen3-30b-a3b --ranks 64,32,16 --atom '*.experts.*=tile:128x128' --json
     """
     from api.cli.atoms import parse_atom, positive
     from api.cli.documents import load_model
+    from api.cli.requests import parse_quantizer
     from planner.layout.plan import plan_layouts
     from planner.layout.planned import LayoutOptions
     from planner.schema import OptimizerGroup, OptimizerName, Workload
@@ -68,6 +75,7 @@ def layout(
             sequence=1,
             global_batch=1,
             optimizer_groups=(OptimizerGroup(optimizer=OptimizerName(optimizer)),),
+            quantizer_groups=tuple(parse_quantizer(text) for text in quantizer or ()),
         ),
         (*_blocks(described), *(tuple(path.strip() for path in text.split(",")) for text in unit or ())),
         LayoutOptions(

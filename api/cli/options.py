@@ -19,6 +19,8 @@ ObjectiveChoice = Literal["step-time", "peak-memory"]
 
 ATOM_FORMS = "element, flat:256, rows:16, tile:128x128, whole, or a name as nf4-64x256"
 
+QUANTIZERS = "nf4, fp8_rowwise, fp8_blockwise, int8_rowwise, mx, nvfp4"
+
 _WHAT = "What is trained"
 _HOW = "How it is trained"
 _SEARCH = "What is searched"
@@ -85,6 +87,15 @@ class RequestOptions:
         typer.Option(
             metavar="GLOB=ATOM",
             help=f"What shards must not cut in parameters, by full name: {ATOM_FORMS}. Repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+    quantizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[GLOB=]NAME",
+            help=f"Quantizer of weights, whose blocks shards must not cut: {QUANTIZERS}. Without a glob of all "
+            "matrices but embeddings and heads. Repeatable.",
             rich_help_panel=_HOW,
         ),
     ] = None

@@ -16,6 +16,8 @@ from planner.schema import (
     ModelDescription,
     Objective,
     PlanRequest,
+    Quantizer,
+    QuantizerGroup,
     SearchLimits,
     UnknownName,
     Workload,
@@ -170,6 +172,18 @@ def parse_dtype(text: str, *, option: str) -> DType | None:
     return DType(name)
 
 
+def parse_quantizer(text: str) -> QuantizerGroup:
+    """A group from `NAME` or `GLOB=NAME`.
+
+    Raises:
+        UnknownName: there is no such quantizer.
+    """
+    glob, _, name = (part.strip() for part in text.rpartition("="))
+    if name not in set(Quantizer):
+        raise UnknownName("--quantizer", name, list(Quantizer))
+    return QuantizerGroup(parameters=glob or "*", quantizer=Quantizer(name))
+
+
 def _workload(options: "RequestOptions", model: ModelDescription) -> Workload:
     from api.cli.optimizers import groups_of
 
@@ -185,6 +199,7 @@ def _workload(options: "RequestOptions", model: ModelDescription) -> Workload:
             "optimizer_groups": groups_of(options.optimizer, options.optimizer_impl, model),
             "torch_version": options.torch_version,
             "atoms": _atoms(options.atom or ()),
+            "quantizer_groups": [parse_quantizer(text).model_dump(mode="json") for text in options.quantizer or ()],
             "conditional": options.conditional or (),
         },
         source="the command line",

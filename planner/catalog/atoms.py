@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from planner.schema import Atom, FlatAtom, TileAtom, UnknownName, WholeAtom
+from planner.schema import Atom, FlatAtom, Quantizer, RowsAtom, TileAtom, UnknownName, WholeAtom
 
 EIGHT_BIT_BLOCK = 256
 """Elements that share one scale in 8-bit optimizer state."""
@@ -23,6 +23,19 @@ ATOMS: Mapping[str, Atom] = MappingProxyType(
     }
 )
 """Read-only: name of the method to its atom."""
+
+
+QUANTIZER_ATOMS: Mapping[Quantizer, Atom] = MappingProxyType(
+    {
+        Quantizer.NF4: ATOMS["nf4-64x256"],
+        Quantizer.FP8_ROWWISE: RowsAtom(num_rows=1),
+        Quantizer.FP8_BLOCKWISE: ATOMS["fp8-tile128x128"],
+        Quantizer.INT8_ROWWISE: RowsAtom(num_rows=1),
+        Quantizer.MX: ATOMS["mx-block32"],
+        Quantizer.NVFP4: ATOMS["nvfp4-block16"],
+    }
+)
+"""Read-only: what shares a scale under each quantizer."""
 
 
 def atom(name: str) -> Atom:

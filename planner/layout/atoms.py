@@ -1,11 +1,11 @@
-"""What a shard boundary must not cut: from a parameter's description, its optimizer, or declared by pattern."""
+"""What a shard boundary must not cut: of a parameter's description, optimizer and quantizer, or declared."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import reduce
 from math import lcm, prod
 
-from planner.catalog.atoms import EIGHT_BIT_BLOCK
+from planner.catalog.atoms import EIGHT_BIT_BLOCK, QUANTIZER_ATOMS
 from planner.costs.optimizer import group_of, is_eight_bit
 from planner.schema import (
     Atom,
@@ -49,17 +49,24 @@ class Granularity:
     most_steps: int = 1
 
 
-def granularity(parameter: Parameter, own: Atom | RowRange, of_optimizer: Atom) -> Granularity:
-    """What keeps both atoms whole: their least common multiple, at most the whole tensor."""
-    further = atom_elements(of_optimizer, parameter)
+def granularity(parameter: Parameter, own: Atom | RowRange, *further: Atom) -> Granularity:
+    """What keeps all atoms whole: their least common multiple, at most the whole tensor."""
+    others = together_elements(further, parameter)
     if not isinstance(own, RowRange):
-        return Granularity(step_elements=_together(atom_elements(own, parameter), further, parameter))
+        return Granularity(step_elements=_together(atom_elements(own, parameter), others, parameter))
     row = atom_elements(RowsAtom(num_rows=1), parameter)
     if row == 1:
-        return Granularity(step_elements=further)
-    step = _together(row, further, parameter)
+        return Granularity(step_elements=others)
+    step = _together(row, others, parameter)
     least = -(-own.least_rows * row // step)
     return Granularity(step_elements=step, least_steps=least, most_steps=max(least, own.most_rows * row // step))
+
+
+def together_elements(atoms: Iterable[Atom], parameter: Parameter) -> int:
+    """Consecutive elements that keep every atom of a parameter whole."""
+    return reduce(
+        lambda one, other: _together(one, other, parameter), (atom_elements(atom, parameter) for atom in atoms), 1
+    )
 
 
 def atom_elements(atom: Atom, parameter: Parameter) -> int:
@@ -119,17 +126,15 @@ def optimizer_atom(
             return ElementAtom()
 
 
-def declared_atom(
-    workload: Workload, name: str, parameter: Parameter, declared: Iterable[DeclaredAtom]
-) -> Atom | RowRange:
-    """The first that matches, or that of the workload or the description."""
-    own = atom_of_request(workload, name, parameter)
-    return next((one.atom for one in declared if fnmatchcase(name, one.pattern)), own)
-
-
-def atom_of_request(workload: Workload, name: str, parameter: Parameter) -> Atom:
-    """That of the workload's first rule that matches, or of the description."""
-    return next((rule.atom for rule in workload.atoms if fnmatchcase(name, rule.parameters)), parameter.atom)
+def atoms_of_request(workload: Workload, name: str, parameter: Parameter, *, is_table: bool) -> tuple[Atom, ...]:
+    """That of the workload's first rule that matches; or those of the description and of what quantizes it."""
+    for rule in workload.atoms:
+        if rule.holds(name):
+            return (rule.atom,)
+    for group in workload.quantizer_groups:
+        if group.holds(name, len(parameter.shape), is_table=is_table):
+            return parameter.atom, QUANTIZER_ATOMS[group.quantizer]
+    return (parameter.atom,)
 
 
 def table_names(model: ModelDescription) -> frozenset[str]:

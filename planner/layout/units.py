@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from planner.catalog.atoms import EIGHT_BIT_BLOCK
 from planner.costs.optimizer import EIGHT_BIT_LEAST_ELEMENTS, group_of, is_eight_bit
-from planner.layout.atoms import DeclaredAtom, Granularity, declared_atom, granularity, optimizer_atom
+from planner.layout.atoms import DeclaredAtom, Granularity, atoms_of_request, granularity, optimizer_atom
 from planner.layout.planned import LayoutOptions, PlannedBuffer, PlannedUnit
 from planner.program.pieces import is_cut
 from planner.program.units import Unit
@@ -134,7 +135,11 @@ class UnitPlanner:
         )
         if way.cuts_matrices and isinstance(asked, WholeAtom):
             asked = ElementAtom()
-        return granularity(parameter, declared_atom(self.workload, name, parameter, self.declared), asked)
+        for one in self.declared:
+            if fnmatchcase(name, one.pattern):
+                return granularity(parameter, one.atom, asked)
+        own, *further = atoms_of_request(self.workload, name, parameter, is_table=name in self.tables)
+        return granularity(parameter, own, *further, asked)
 
     def _solve(self, sizes: _Sizes) -> _Solved:
         """One buffer where it pads little; otherwise as many as save enough. Tensors are named by their number."""

@@ -85,7 +85,16 @@ from planner.schema.request import (
     RequestReferences,
     SearchLimits,
 )
-from planner.schema.workload import AtomRule, OptimizerGroup, OptimizerName, Parallelism, Precision, Workload
+from planner.schema.workload import (
+    AtomRule,
+    OptimizerGroup,
+    OptimizerName,
+    Parallelism,
+    Precision,
+    Quantizer,
+    QuantizerGroup,
+    Workload,
+)
 
 __all__ = [
     "LOSS_PATH",
@@ -149,6 +158,8 @@ __all__ = [
     "Predictions",
     "Profile",
     "Provenance",
+    "Quantizer",
+    "QuantizerGroup",
     "Reasons",
     "Region",
     "RegionKind",

@@ -32,6 +32,11 @@ class OptimizerName(StrEnum):
     MUON = "muon"
 
 
+def matches_any(name: str, globs: str) -> bool:
+    """Whether a full name matches one of some globs, separated by commas."""
+    return globs == "*" or any(fnmatchcase(name, glob.strip()) for glob in globs.split(","))
+
+
 OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
 """How torch steps: over all tensors at once with a transient copy, in one kernel, or tensor by tensor."""
 
@@ -48,15 +53,45 @@ class OptimizerGroup(Part):
 
     def holds(self, name: str) -> bool:
         """Whether a parameter of this full name matches; it belongs to the first group that it matches."""
-        return self.parameters == "*" or any(fnmatchcase(name, glob.strip()) for glob in self.parameters.split(","))
+        return matches_any(name, self.parameters)
+
+
+class Quantizer(StrEnum):
+    """How the trainer quantizes weights: in blocks that share a scale, which shards must not cut."""
+
+    NF4 = "nf4"
+    FP8_ROWWISE = "fp8_rowwise"
+    FP8_BLOCKWISE = "fp8_blockwise"
+    INT8_ROWWISE = "int8_rowwise"
+    MX = "mx"
+    NVFP4 = "nvfp4"
+
+
+class QuantizerGroup(Part):
+    """Weights that one quantizer takes: matrices and stacks of them that match.
+
+    `*` leaves embeddings and heads out, as quantizers of linear layers do; another pattern takes whatever matches.
+    """
+
+    parameters: str = "*"
+    """Globs over full names, separated by commas."""
+    quantizer: Quantizer
+
+    def holds(self, name: str, num_dims: int, *, is_table: bool) -> bool:
+        """Whether it quantizes a parameter of this full name; the first group that does counts."""
+        return num_dims > 1 and matches_any(name, self.parameters) and not (self.parameters == "*" and is_table)
 
 
 class AtomRule(Part):
     """What shards must not cut in some parameters: quantization blocks, tiles, whole matrices."""
 
     parameters: str = "*"
-    """A glob over full names."""
+    """Globs over full names, separated by commas."""
     atom: Atom
+
+    def holds(self, name: str) -> bool:
+        """Whether a parameter of this full name matches."""
+        return matches_any(name, self.parameters)
 
 
 class Parallelism(Part):
@@ -82,8 +117,10 @@ class Workload(Document):
     """Sequences per optimizer step over all ranks."""
     precision: Precision = Precision()
     optimizer_groups: Annotated[tuple[OptimizerGroup, ...], Field(min_length=1)] = (OptimizerGroup(),)
+    quantizer_groups: Annotated[tuple[QuantizerGroup, ...], Field(max_length=1000)] = ()
+    """The blocks of the first that holds a parameter stay whole, beside the atom of its description."""
     atoms: Annotated[tuple[AtomRule, ...], Field(max_length=1000)] = ()
-    """The first rule that matches a parameter replaces the atom of its description."""
+    """The first rule that matches a parameter replaces the atom of its description and of its quantizer."""
     conditional: Annotated[tuple[Name, ...], Field(max_length=1000)] = ()
     """Globs over paths of modules that some rank skips in some micro-batch: towers of a modality, experts that are
     called one by one. A module that every rank runs, on a dummy input where there is none, is not conditional."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from planner.costs.optimizer import group_of, is_eight_bit, largest_shard_degree, optimizer_state_bytes
-from planner.layout.atoms import atom_elements, atom_of_request, table_names
+from planner.layout.atoms import atoms_of_request, table_names, together_elements
 from planner.layout.planned import LayoutOptions, even_padding
 from planner.layout.units import UnitPlanner
 from planner.program.ragged import elements_on_fullest
@@ -65,9 +65,14 @@ class Layouts:
     request: PlanRequest
     refusal: str | None = field(init=False, default=None)
     """Why there was no way to cut some grouping."""
+    _tables: frozenset[str] = field(init=False)
+    """Parameters of embeddings and heads."""
     _planners: dict[int, UnitPlanner] = field(init=False, default_factory=dict)
     _chosen: dict[tuple[object, ...], _Chosen] = field(init=False, default_factory=dict)
     _ways: dict[tuple[object, ...], tuple[Way, ...]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tables = table_names(self.request.model)
 
     def ways(self, parts: Partition, meshes: Sequence[MeshPlan]) -> tuple[Way, ...]:
         """Ways to cut a grouping on these meshes that the request allows; none where an atom would be cut.
@@ -183,15 +188,15 @@ class Layouts:
 
     def _cuts_atom(self, name: str, parameter: Parameter, shard: int) -> bool:
         """Whether even chunks end inside an atom of the request or the description."""
-        atom = atom_of_request(self.request.workload, name, parameter)
-        step, chunk = atom_elements(atom, parameter), shard_elements(parameter, shard)
+        atoms = atoms_of_request(self.request.workload, name, parameter, is_table=name in self._tables)
+        step, chunk = together_elements(atoms, parameter), shard_elements(parameter, shard)
         return 0 < chunk < parameter.num_elements and chunk % step != 0
 
     def _planner(self, shard: int) -> UnitPlanner:
         if shard not in self._planners:
             self._planners[shard] = UnitPlanner(
                 workload=self.request.workload,
-                tables=table_names(self.request.model),
+                tables=self._tables,
                 declared=(),
                 options=LayoutOptions(shard_degrees=(shard,)),
                 num_ranks=shard,

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.search_requests import random_request
 from planner.check import check
+from planner.check.rules.atoms import atom_problems
 from planner.plan import make_plan
 from planner.refuse import refuse_unsupported
 from planner.schema import (
@@ -19,6 +20,8 @@ from planner.schema import (
     OptimizerName,
     Plan,
     PlanRequest,
+    Quantizer,
+    QuantizerGroup,
     RowsAtom,
     SearchLimits,
     TileAtom,
@@ -81,6 +84,22 @@ def test_units_that_even_shards_would_pad_are_ragged() -> None:
     assert plan.body.predictions is not None
     assert even.body.predictions is not None
     assert plan.body.predictions.peak.reserved_bytes < even.body.predictions.peak.reserved_bytes
+
+
+def test_blocks_of_a_quantizer_are_kept_whole() -> None:
+    """Rows of 48 elements: blocks of 32 end within them, so that an even cut of 3 rows goes through one."""
+    request = asked((12, 48))
+    assert not shards(planned(request))
+    groups = (QuantizerGroup(quantizer=Quantizer.MX),)
+    workload = request.workload.model_copy(update={"quantizer_groups": groups})
+    quantized = request.model_copy(update={"workload": workload})
+    found = shards(planned(quantized))
+    assert all(size % 32 == 0 for name, sizes in found.items() if name.startswith("layers.") for size in sizes)
+    assert any(name.startswith("layers.") for name in found)
+    even = planned(request).body.decisions
+    assert even is not None
+    problems = list(atom_problems(quantized, even))
+    assert any("ends inside its atom of 32 elements" in problem for problem in problems)
 
 
 def test_layouts_can_be_fixed_to_even() -> None:

@@ -1,18 +1,29 @@
 """Atoms: no shard ends inside what a parameter must keep together."""
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
-from math import ceil, prod
+from math import ceil, lcm, prod
 
 from planner.check.units import module_owners, owner
-from planner.schema.atom import Atom, ElementAtom, FlatAtom, RowsAtom, WholeAtom
+from planner.schema.atom import Atom, ElementAtom, FlatAtom, RowsAtom, TileAtom, WholeAtom
 from planner.schema.decisions import Decisions
-from planner.schema.model import Parameter
+from planner.schema.model import CallRole, Parameter
 from planner.schema.request import PlanRequest
+from planner.schema.workload import Quantizer
+
+# Values that share a scale: QLoRA (arXiv 2305.14314, double quantization of 64 x 256), DeepSeek-V3's tiles
+# (arXiv 2412.19437), OCP Microscaling 1.0, NVIDIA's NVFP4.
+_BLOCKS: dict[Quantizer, Atom] = {
+    Quantizer.NF4: FlatAtom(num_elements=16_384),
+    Quantizer.FP8_ROWWISE: RowsAtom(num_rows=1),
+    Quantizer.FP8_BLOCKWISE: TileAtom(num_rows=128, num_columns=128),
+    Quantizer.INT8_ROWWISE: RowsAtom(num_rows=1),
+    Quantizer.MX: FlatAtom(num_elements=32),
+    Quantizer.NVFP4: FlatAtom(num_elements=16),
+}
 
 
 def atom_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
-    """Shards that cut an atom of the workload or the description; structure and layouts have to be sound."""
+    """Shards that cut what the workload or the description keeps whole; structure and layouts have to be sound."""
     owners = module_owners(decisions.units)
     layouts = {layout.name: layout for layout in decisions.layouts}
     places = {
@@ -23,21 +34,34 @@ def atom_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
     }
     other_dims = {item.parameter for item in decisions.shard_dims}
     for name, parameter in request.model.iter_parameters():
-        index, atom = owner(name, owners), _atom(request, name, parameter)
-        if parameter.tied_to is not None or index is None or isinstance(atom, ElementAtom):
+        index, step = owner(name, owners), _step(request, name, parameter)
+        if parameter.tied_to is not None or index is None or step < 2:
             continue
         ranks = decisions.mesh_of(decisions.units[index]).shard
-        step = _elements(atom, parameter)
         cuts = _ends(parameter, ranks, *places.get(name, (None, 0)))
         if (name in other_dims and ranks > 1 and step > 1) or any(cut % step for cut in cuts):
             yield f"parameter {name!r}: a shard of {ranks} ends inside its atom of {step} elements"
 
 
-def _atom(request: PlanRequest, name: str, parameter: Parameter) -> Atom:
+def _step(request: PlanRequest, name: str, parameter: Parameter) -> int:
+    """Elements that stay together: of the first rule, or the least multiple of description and quantizer."""
     for rule in request.workload.atoms:
-        if fnmatchcase(name, rule.parameters):
-            return rule.atom
-    return parameter.atom
+        if rule.holds(name):
+            return _elements(rule.atom, parameter)
+    own, scaled = _elements(parameter.atom, parameter), _elements(_quantized(request, name, parameter), parameter)
+    return min(lcm(own, scaled), max(1, parameter.num_elements))
+
+
+def _quantized(request: PlanRequest, name: str, parameter: Parameter) -> Atom:
+    for group in request.workload.quantizer_groups:
+        if group.holds(name, len(parameter.shape), is_table=_is_table(request, name)):
+            return _BLOCKS[group.quantizer]
+    return ElementAtom()
+
+
+def _is_table(request: PlanRequest, name: str) -> bool:
+    kinds = (call.kind for call in request.model.calls if call.path == name.rpartition(".")[0])
+    return any(request.model.kinds[kind].role in (CallRole.EMBEDDING, CallRole.HEAD) for kind in kinds)
 
 
 def _elements(atom: Atom, parameter: Parameter) -> int:

@@ -16,6 +16,8 @@ from planner.schema import (
     OptimizerGroup,
     OptimizerName,
     PlanRequest,
+    Quantizer,
+    QuantizerGroup,
     TileAtom,
     UnknownName,
 )
@@ -126,6 +128,16 @@ def test_atoms_are_rules_of_the_workload(files):
     )
     with pytest.raises(InvalidDocument, match="give one number of rows"):
         options(files, atom=["*=rows:16-128"]).to_request()
+
+
+def test_quantizers_are_of_the_workload(files):
+    workload = options(files, quantizer=["mx", "*.mlp.* = fp8_blockwise"]).to_request().workload
+    assert workload.quantizer_groups == (
+        QuantizerGroup(quantizer=Quantizer.MX),
+        QuantizerGroup(parameters="*.mlp.*", quantizer=Quantizer.FP8_BLOCKWISE),
+    )
+    with pytest.raises(UnknownName, match="nvfp4"):
+        options(files, quantizer=["fp4"]).to_request()
 
 
 def test_conditional_modules_are_of_the_workload(files):

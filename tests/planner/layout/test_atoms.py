@@ -3,14 +3,14 @@
 import pytest
 
 from planner.layout.atoms import (
-    DeclaredAtom,
     Granularity,
     RowRange,
     atom_elements,
-    declared_atom,
+    atoms_of_request,
     granularity,
     optimizer_atom,
     table_names,
+    together_elements,
 )
 from planner.schema import (
     Atom,
@@ -21,6 +21,8 @@ from planner.schema import (
     OptimizerGroup,
     OptimizerName,
     Parameter,
+    Quantizer,
+    QuantizerGroup,
     RowsAtom,
     TileAtom,
     WholeAtom,
@@ -131,19 +133,41 @@ def test_a_range_of_rows() -> None:
     assert granularity(parameter(512), rows, ELEMENT) == Granularity(step_elements=1)
 
 
-def test_declared_atoms_replace_that_of_the_description() -> None:
+def test_rules_replace_the_atoms_of_description_and_quantizer() -> None:
     tiled = parameter(64, 64, atom={"type": "tile", "num_rows": 32, "num_columns": 32})
-    declared = (
-        DeclaredAtom(pattern="layers.*.w", atom=ROW),
-        DeclaredAtom(pattern="*", atom=WHOLE),
-    )
-    ruled = Workload(micro_batch=1, sequence=1, global_batch=1, atoms=(AtomRule(parameters="embed.*", atom=ROW),))
-    plain = ruled.model_copy(update={"atoms": ()})
-    assert declared_atom(plain, "layers.0.w", tiled, declared) == ROW
-    assert declared_atom(plain, "embed.w", tiled, declared) == WHOLE
-    assert declared_atom(plain, "embed.w", tiled, ()) == TileAtom(num_rows=32, num_columns=32)
-    assert declared_atom(ruled, "embed.w", tiled, ()) == ROW
-    assert declared_atom(ruled, "embed.w", tiled, declared) == WHOLE
+    plain = Workload(micro_batch=1, sequence=1, global_batch=1)
+    quantized = plain.model_copy(update={"quantizer_groups": (QuantizerGroup(quantizer=Quantizer.MX),)})
+    ruled = quantized.model_copy(update={"atoms": (AtomRule(parameters="x.*, embed.*", atom=ROW),)})
+    tile, block = TileAtom(num_rows=32, num_columns=32), FlatAtom(num_elements=32)
+    assert atoms_of_request(plain, "embed.w", tiled, is_table=False) == (tile,)
+    assert atoms_of_request(quantized, "embed.w", tiled, is_table=False) == (tile, block)
+    assert atoms_of_request(ruled, "embed.w", tiled, is_table=False) == (ROW,)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "elements"),
+    [
+        (Quantizer.NF4, 16_384),
+        (Quantizer.FP8_ROWWISE, 256),
+        (Quantizer.FP8_BLOCKWISE, 128 * 256),
+        (Quantizer.INT8_ROWWISE, 256),
+        (Quantizer.MX, 32),
+        (Quantizer.NVFP4, 16),
+    ],
+)
+def test_atoms_of_quantizers(quantizer: Quantizer, elements: int) -> None:
+    """Of matrices and stacks; vectors are not quantized, embeddings and heads only by name."""
+    group = QuantizerGroup(quantizer=quantizer)
+    asked = Workload(micro_batch=1, sequence=1, global_batch=1, quantizer_groups=(group,))
+    named = asked.model_copy(update={"quantizer_groups": (group.model_copy(update={"parameters": "a.*"}),)})
+
+    def together(workload: Workload, *shape: int, is_table: bool = False) -> int:
+        found = parameter(*shape)
+        return together_elements(atoms_of_request(workload, "a.w", found, is_table=is_table), found)
+
+    assert together(asked, 512, 256) == together(asked, 4, 512, 256) == elements
+    assert together(asked, 512) == together(asked, 512, 256, is_table=True) == 1
+    assert together(named, 512, 256, is_table=True) == elements
 
 
 def test_tables_are_embeddings_and_heads() -> None:

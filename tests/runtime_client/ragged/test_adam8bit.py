@@ -52,6 +52,26 @@ def trained(make: type[torch.optim.Optimizer], size: int, steps: int) -> torch.n
     return parameter
 
 
+def test_codes_are_those_of_torchao() -> None:
+    """Of a whole parameter; torchao computes the update in another order, which shows in the last bits."""
+    eight_bit = pytest.importorskip("torchao.optim").AdamW8bit
+    values = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+    ours, theirs = (torch.nn.Parameter(values.clone()) for _ in range(2))
+    mine, other = Adam8bit([ours], lr=1e-3), eight_bit([theirs], lr=1e-3)
+    generator = torch.Generator().manual_seed(0)
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(5):
+            gradient = torch.randn(64, 128, generator=generator)
+            ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+            mine.step()
+            other.step()
+            for name in ("exp_avg", "exp_avg_sq"):
+                state = other.state[theirs][name]
+                assert torch.equal(mine.state[ours][f"{name}_codes"].view(-1), state.codes.view(-1))
+                assert torch.allclose(mine.state[ours][f"{name}_scales"], state.scale, rtol=1e-6, atol=0)
+            assert torch.allclose(ours, theirs, rtol=0, atol=5e-6)
+
+
 def test_small_parameters_have_the_moments_of_adamw() -> None:
     assert torch.allclose(trained(Adam8bit, 4095, 5), trained(torch.optim.AdamW, 4095, 5), atol=1e-6)
 
