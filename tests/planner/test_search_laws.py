@@ -19,6 +19,7 @@ from planner.schema import (
     CurvePoint,
     Limits,
     ModelDescription,
+    NodeGroup,
     Objective,
     PlanBody,
     PlanRequest,
@@ -125,6 +126,49 @@ def test_names_of_modules_decide_nothing(seed: int) -> None:
 
 def _renamed(text: str) -> str:
     return text.replace("layers.", "blocks.")
+
+
+@given(SEEDS)
+@sampled(6)
+def test_the_order_of_ranks_decides_nothing(seed: int) -> None:
+    """Nodes told one by one in another order: other ranks, the same decisions and predictions."""
+    request = limited(small(seed), between(small(seed), 0.3))
+    groups = _groups(request.cluster.node_groups[0])
+    assume(len(groups) > 1)
+    first, *others = (
+        make_plan(_on(request, order)).body for order in (groups, groups[::-1], groups[1:] + groups[:1])
+    )
+    for other in others:
+        assert (first.decisions, first.predictions) == (other.decisions, other.predictions)
+
+
+@given(SEEDS)
+@sampled(6)
+def test_how_equal_nodes_are_grouped_decides_nothing(seed: int) -> None:
+    request = limited(small(seed), between(small(seed), 0.3))
+    group = request.cluster.node_groups[0]
+    assume(group.num_nodes > 1)
+    single = group.model_copy(update={"num_nodes": 1})
+    first, second = (make_plan(one).body for one in (request, _on(request, (single,) * group.num_nodes)))
+    assert (first.decisions, first.predictions) == (second.decisions, second.predictions)
+
+
+def _groups(group: NodeGroup) -> tuple[NodeGroup, ...]:
+    """Its nodes one by one, each with less of the host than the one before."""
+    return tuple(
+        group.model_copy(
+            update={
+                "num_nodes": 1,
+                "host_memory_bytes": max(0, group.host_memory_bytes - 100 * node),
+                "host_cores": group.host_cores - node,
+            }
+        )
+        for node in range(group.num_nodes)
+    )
+
+
+def _on(request: PlanRequest, groups: tuple[NodeGroup, ...]) -> PlanRequest:
+    return request.model_copy(update={"cluster": request.cluster.model_copy(update={"node_groups": groups})})
 
 
 @given(SEEDS)
