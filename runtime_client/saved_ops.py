@@ -13,18 +13,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from planner.catalog.fused_attention import FUSED_ATTENTION, is_fused_attention
 from planner.schema.errors import ShardwrightError
-
-_FUSED_ATTENTION = tuple(
-    f"_scaled_dot_product_{kernel}"
-    for kernel in (
-        "flash_attention",
-        "flash_attention_for_cpu",
-        "efficient_attention",
-        "cudnn_attention",
-        "fused_attention_overrideable",
-    )
-)
 
 
 class UnknownOperation(ShardwrightError):
@@ -60,12 +50,6 @@ def resolve_saved_ops(names: Iterable[str]) -> list[OpOverload]:
     return list(found)
 
 
-def is_fused_attention(name: str) -> bool:
-    """Whether an operation is one of the kernels behind `scaled_dot_product_attention`."""
-    namespace, _, rest = name.partition(".")
-    return namespace == "aten" and rest.partition(".")[0] in _FUSED_ATTENTION
-
-
 def _operation(name: str) -> OpOverload:
     namespace, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
@@ -82,5 +66,5 @@ def _operation(name: str) -> OpOverload:
 def _equivalent(operation: OpOverload) -> list[OpOverload]:
     if not is_fused_attention(str(operation)):
         return [operation]
-    packets = [getattr(torch.ops.aten, base, None) for base in _FUSED_ATTENTION]
+    packets = [getattr(torch.ops.aten, base, None) for base in FUSED_ATTENTION]
     return [operation, *(packet.default for packet in packets if packet is not None)]

@@ -2,6 +2,7 @@
 
 import typer
 
+from api.cli.apply import apply
 from api.cli.catalog import catalog
 from api.cli.check import check
 from api.cli.db import db
@@ -44,6 +45,7 @@ app.command(rich_help_panel=_PLANNING)(check)
 app.command(rich_help_panel=_PLANNING)(diff)
 app.command(rich_help_panel=_PLANNING)(layout)
 app.command(rich_help_panel=_PLANNING)(timeline)
+app.command(rich_help_panel=_PLANNING)(apply)
 app.command(rich_help_panel=_PLANNING)(dryrun)
 app.command(rich_help_panel=_DESCRIBING)(describe)
 app.command(rich_help_panel=_DESCRIBING)(catalog)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from planner.catalog.fused_attention import is_fused_attention
 from planner.schema.model import RegionKind
 from runtime_client.describe.calls import CallTrace, OpUse, WorkCount
 from runtime_client.describe.ops import OpFacts
-from runtime_client.saved_ops import is_fused_attention
 
 SavedOps = frozenset[str]
 """Names of overloads, as `aten.mm.default`."""

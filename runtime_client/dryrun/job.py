@@ -88,7 +88,7 @@ def run_isolated(jobs: Sequence[DryRunJob]) -> list[Record]:
         raise DryRunError(f"job {len(answers) - 1} ({jobs[len(answers) - 1].build}): {answers[-1]['error']}")
     if len(answers) != len(jobs):
         raise DryRunError(f"the dry run ended with status {finished.returncode}: {finished.stderr[-2000:]}")
-    return [_parse(job, answer["record"]) for job, answer in zip(jobs, answers, strict=True)]
+    return [parse_record(job, answer["record"]) for job, answer in zip(jobs, answers, strict=True)]
 
 
 def dump_record(record: Record) -> Any:  # noqa: ANN401 - JSON of any shape
@@ -97,7 +97,8 @@ def dump_record(record: Record) -> Any:  # noqa: ANN401 - JSON of any shape
     return adapter.dump_python(record, mode="json")  # type: ignore[arg-type]
 
 
-def _parse(job: DryRunJob, value: object) -> Record:
+def parse_record(job: DryRunJob, value: object) -> Record:
+    """The record of a job from the JSON values of `dump_record`."""
     return _PROGRAM.validate_python(value) if job.record == "program" else _MEMORY.validate_python(value)
 
 

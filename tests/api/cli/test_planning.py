@@ -177,3 +177,14 @@ def _read_all(controller):
         chunks.append(chunk)
     os.close(controller)
     return b"".join(chunks).decode(errors="replace")
+
+
+def test_apply_explains_the_calls_of_a_plan(plan_file, tmp_path, capsys):
+    output = tmp_path / "sharding.py"
+    assert main(["apply", str(plan_file), "--explain", "-o", str(output)]) == 0
+    compile(output.read_text(), "sharding.py", "exec")
+    assert load_plan(plan_file).content_hash() in output.read_text()
+    assert "fully_shard(model, mesh=mesh" in output.read_text()
+    capsys.readouterr()
+    assert main(["apply", str(plan_file)]) == 2
+    assert "apply_plan(model, plan)" in capsys.readouterr().err
