@@ -4,8 +4,10 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,16 @@ def provenance() -> dict[str, object]:
         "ortools": _version("ortools"),
         "torch": _version("torch"),
     }
+
+
+def latency(seconds: Sequence[float]) -> dict[str, float | int | None]:
+    """Number, median and 99th percentile (nearest rank) of durations, in milliseconds; None of none."""
+    ordered = sorted(seconds)
+
+    def at(share: float) -> float | None:
+        return round(ordered[max(0, ceil(share * len(ordered)) - 1)] * 1e3, 1) if ordered else None
+
+    return {"count": len(ordered), "p50_ms": at(0.5), "p99_ms": at(0.99)}
 
 
 def done_before(output: Path, key: str) -> set[Any]:

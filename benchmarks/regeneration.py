@@ -29,12 +29,14 @@ from api.http.examples import REQUEST
 from benchmarks.durability.processes import Postgres, Process, planners, wait_for
 from benchmarks.durability.world import HEARTBEATS, SERVE, WORK
 from benchmarks.durability.world import request as searched
+from benchmarks.record import latency, provenance
 from planner.plan import input_hashes, make_plan
 from planner.schema import Plan, PlanRequest
 from profiles_db import lineages, migrations, plans, requests
 from profiles_db.engine import Database
 from profiles_db.tables import Cause, JobPriority, JobRow, RevisionRow
 
+OUTPUT = Path(__file__).parents[1] / "docs" / "measurements" / "regeneration.json"
 SLOWER = {"changes": [{"change": "link_degraded", "link": "inter_node", "share": 0.5}], "why": "a benchmark"}
 LONGEST_S = 4 * 3600.0
 NEW_EVERY_S = 4.0
@@ -88,6 +90,7 @@ class Service:
 
     def __init__(self, url: str, num_workers: int, folder: Path) -> None:
         self.mark = f"regeneration-{uuid4().hex}"
+        self._http = httpx2.Client(timeout=120)
         shared = {
             "SHARDWRIGHT_DATABASE_URL": url,
             "SHARDWRIGHT_LOG_FORMAT": "json",
@@ -114,10 +117,16 @@ class Service:
         """All of ours."""
         return [self.server, *self.workers]
 
+    def end(self) -> None:
+        """Stop everything."""
+        self._http.close()
+        for process in self.processes:
+            process.end()
+
     def ask(self, method: str, path: str, **options: Any) -> httpx2.Response | None:
         """An answer; None while the server is away."""
         try:
-            return httpx2.request(method, f"{self.url}{path}", timeout=120, **options)
+            return self._http.request(method, f"{self.url}{path}", **options)
         except httpx2.RequestError:
             return None
 
@@ -169,13 +178,11 @@ def run(num_plans: int, num_workers: int, num_kills: int, *, seed: int = 0) -> M
         stack.callback(database.close)
         fill(database, num_plans)
         service = Service(postgres.url, num_workers, folder)
-        for process in service.processes:
-            stack.callback(process.end)
+        stack.callback(service.end)
         with _launchers(service, found):
             _regenerate(service, num_plans, num_kills, random.Random(seed), found)
         _account(database, num_plans, found)
-        for process in service.processes:
-            process.end()
+        service.end()
         found.wrong += [f"planner {pid} was left" for pid in planners(service.mark)]
     return found
 
@@ -216,8 +223,27 @@ def _account(database: Database, num_plans: int, found: Measured) -> None:
         found.wrong.append(f"{len(revisions)} lineages and {len(jobs)} jobs for {num_plans} plans")
 
 
-def _percentile(times: list[float], share: float) -> str:
-    return f"{sorted(times)[min(len(times) - 1, int(share * len(times)))] * 1e3:.0f} ms" if times else "none"
+def _row(num_plans: int, num_workers: int, num_kills: int, found: Measured) -> dict[str, Any]:
+    return {
+        "plans": num_plans,
+        "workers": num_workers,
+        "kills": num_kills,
+        "seconds": round(found.seconds, 1),
+        "plans_per_s": round(num_plans / found.seconds, 2),
+        "known": latency(found.known_s),
+        "new": latency(found.new_s),
+        "verdicts": found.verdicts,
+        "jobs": found.num_jobs,
+        "wrong": found.wrong,
+    }
+
+
+def _cells(row: dict[str, Any]) -> Iterator[str]:
+    yield from (str(row[name]) for name in ("plans", "workers", "kills", "seconds", "plans_per_s"))
+    yield from (
+        f"{row[name]['p50_ms']}, {row[name]['p99_ms']} ms of {row[name]['count']}" for name in ("known", "new")
+    )
+    yield ", ".join(f"{number} {name}" for name, number in row["verdicts"].items())
 
 
 def main() -> int:
@@ -226,28 +252,21 @@ def main() -> int:
     parser.add_argument("--plans", type=int, default=1000)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--kills", type=int, nargs="+", default=[0, 10])
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
-    is_wrong = False
+    rows: list[dict[str, Any]] = []
     print("| plans | workers | kills | seconds | plans/s | known plan p50, p99 | new plan p50, p99 | verdicts |")
     print("|---|---|---|---|---|---|---|---|")
     for num_kills in arguments.kills:
         for num_workers in arguments.workers:
             found = run(arguments.plans, num_workers, num_kills)
-            rate = arguments.plans / found.seconds
-            known, new = (
-                ", ".join(_percentile(times, share) for share in (0.5, 0.99))
-                for times in (found.known_s, found.new_s)
-            )
-            verdicts = ", ".join(f"{number} {name}" for name, number in found.verdicts.items())
-            print(
-                f"| {arguments.plans} | {num_workers} | {num_kills} | {found.seconds:.0f} | {rate:.2f} | {known} | "
-                f"{new} | {verdicts} |",
-                flush=True,
-            )
+            rows.append(_row(arguments.plans, num_workers, num_kills, found))
+            print("| " + " | ".join(_cells(rows[-1])) + " |", flush=True)
             for line in found.wrong[:20]:
                 print(f"wrong: {line}")
-            is_wrong = is_wrong or bool(found.wrong)
-    return int(is_wrong)
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            arguments.output.write_text(json.dumps(provenance() | {"rows": rows}, indent=1) + "\n")
+    return int(any(row["wrong"] for row in rows))
 
 
 if __name__ == "__main__":
