@@ -41,6 +41,11 @@ def get_bytes(session: Session, tenant: str, kind: DocumentKind, content_hash: s
     return None if body is None else zlib.decompress(body)
 
 
+def is_stored(session: Session, tenant: str, kind: DocumentKind, content_hash: str) -> bool:
+    """Whether a document is stored as that kind."""
+    return session.scalar(select(DocumentRow.content_hash).where(*_is(tenant, kind, content_hash))) is not None
+
+
 def get_row(session: Session, tenant: str, kind: DocumentKind, content_hash: str) -> DocumentRow | None:
     """The row with its body."""
     query = select(DocumentRow).where(*_is(tenant, kind, content_hash))

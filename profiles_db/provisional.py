@@ -32,6 +32,14 @@ def latest(session: Session, job_id: str) -> str | None:
     return session.scalar(query.order_by(ProvisionalPlanRow.created_at_us.desc()).limit(1))
 
 
+def is_stored(session: Session, tenant: str, plan_id: str) -> bool:
+    """Whether there is such a plan."""
+    query = select(ProvisionalPlanRow.plan_id).where(
+        ProvisionalPlanRow.tenant == tenant, ProvisionalPlanRow.plan_id == plan_id
+    )
+    return session.scalar(query.limit(1)) is not None
+
+
 def get_bytes(session: Session, tenant: str, plan_id: str) -> bytes | None:
     """JSON of a plan, the same bytes every time; the first where several jobs came by it."""
     query = select(ProvisionalPlanRow.body).where(

@@ -1,18 +1,29 @@
 """Entity tags: the content hash in quotes, or the version of what changes."""
 
 import re
+from collections.abc import Callable
 
 from fastapi import Request, Response
 
 from api.service.errors import VersionMissing
 
 
-def tagged(request: Request, body: bytes, tag: str) -> Response:
-    """A JSON answer under a tag that no other bytes have here, or 304 when the caller has it already."""
+def tagged(
+    request: Request, tag: str, load: Callable[[], bytes], require: Callable[[], None] = lambda: None
+) -> Response:
+    """A JSON answer under a tag that no other bytes have here, or 304 when the caller has it already.
+
+    Args:
+        request: What was asked.
+        tag: Names the bytes.
+        load: Gives the bytes; not called for a 304.
+        require: Called instead, to say whether there is still such a thing.
+    """
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
     if _matches(request.headers.get("if-none-match"), tag):
+        require()
         return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type="application/json")
+    return Response(load(), headers=headers, media_type="application/json")
 
 
 def version_of(request: Request) -> int:

@@ -49,6 +49,12 @@ class DocumentService:
             raise NotFound(kind, content_hash)
         return body
 
+    def require(self, tenant: str, kind: DocumentKind, content_hash: str) -> None:
+        """Whether there is such a document, without reading it; errors of `get`."""
+        with self._database.read() as session:
+            if not documents.is_stored(session, tenant, kind, content_hash):
+                raise NotFound(kind, content_hash)
+
     def page(self, tenant: str, kind: DocumentKind, *, cursor: str | None, limit: int) -> Page[DocumentRow]:
         """Documents of a kind, newest first.
 

@@ -64,12 +64,12 @@ class LineageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivePlan:
-    """A plan as its lineage hands it out."""
+    """Which plan a lineage hands out, and what its envelope says."""
 
     plan_id: str
-    tag: str
-    """Names the bytes."""
-    body: bytes
+    lineage: str
+    revision: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class LineageService:
             return revision_of(session, resolve(session, tenant, reference), number)
 
     def active(self, tenant: str, reference: str, model: str | None = None) -> ActivePlan:
-        """The active plan; its envelope names lineage, revision and why there is one.
+        """Which plan is active.
 
         Args:
             tenant: Whose lineages.
@@ -226,13 +226,25 @@ class LineageService:
             revision = lineages.revision(session, lineage, lineage.active_revision)
             if revision is None:
                 raise NoActivePlan(f"lineage {lineage.name} has no active plan: none of its revisions fits yet")
-            stored = plans.get_bytes(session, tenant, revision.plan_id)
+        return ActivePlan(
+            plan_id=revision.plan_id, lineage=lineage.name, revision=revision.revision, why=revision.why
+        )
+
+    def plan_of(self, tenant: str, active: ActivePlan) -> bytes:
+        """JSON of the active plan; its envelope names lineage, revision and why there is one."""
+        with self._database.read() as session:
+            stored = plans.get_bytes(session, tenant, active.plan_id)
         assert stored is not None, "foreign keys keep the plans of revisions"
-        plan_id, number, signer = revision.plan_id, revision.revision, self._signer
-        signature = None if signer is None else signer.sign(plan_id, lineage.name, number)
-        body = with_envelope(stored, lineage=lineage.name, revision=number, why=revision.why, signature=signature)
-        tag = f"{plan_id}.{number}" if signer is None else f"{plan_id}.{number}.{signer.key_id}"
-        return ActivePlan(plan_id=plan_id, tag=tag, body=body)
+        told = (active.plan_id, active.lineage, active.revision)
+        signature = None if self._signer is None else self._signer.sign(*told)
+        return with_envelope(
+            stored, lineage=active.lineage, revision=active.revision, why=active.why, signature=signature
+        )
+
+    def tag(self, active: ActivePlan) -> str:
+        """Names the bytes that `plan_of` gives: another key gives others."""
+        tag = f"{active.plan_id}.{active.revision}"
+        return tag if self._signer is None else f"{tag}.{self._signer.key_id}"
 
     def difference(self, tenant: str, reference: str, before: int, after: int) -> RevisionDifference:
         """What differs between two revisions, in words and numbers; errors of `revision`."""

@@ -10,6 +10,7 @@ from api.service.errors import NotFound, TooManyJobs, UnknownReference
 from api.service.limits import RequestLimits
 from api.service.metrics import Metrics
 from api.service.parsing import SHA256, parse_document, parse_json
+from api.service.recent import RecentBodies
 from api.service.signing import Signer
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from planner.schema import PlanRequest
@@ -47,6 +48,7 @@ class PlanService:
         self._max_jobs_per_key = max_jobs_per_key
         self._limits = limits
         self._signer = signer
+        self._recent = RecentBodies()
 
     def submit(self, caller: Caller, body: bytes, priority: JobPriority = JobPriority.LAUNCHER) -> JobRow:
         """The job that answers a request: an earlier one where it has the plan, a new one else. `priority` says who
@@ -56,7 +58,22 @@ class PlanService:
             InvalidJson, InvalidDocument, UnknownReference: the body is not a request.
             TooManyJobs: it needs a job, and the caller has as many as it may have.
         """
-        return self.submit_request(caller, self.parse(caller.tenant, body), priority)
+        known = self._known_plan(caller.tenant, body)
+        if known is not None:
+            self._metrics.plan_requests.labels("plan").inc()
+            return known
+        job = self.submit_request(caller, self.parse(caller.tenant, body), priority)
+        self._recent.put(caller.tenant, body, job.request_hash)
+        return job
+
+    def _known_plan(self, tenant: str, body: bytes) -> JobRow | None:
+        """The job of a body that was read before and has its plan by now."""
+        request_hash = self._recent.get(tenant, body)
+        if request_hash is None:
+            return None
+        with self._database.read() as session:
+            job = jobs.latest(session, tenant, request_hash, PLANNER_VERSION)
+        return job if job is not None and job.plan_id is not None else None
 
     def submit_request(
         self, caller: Caller, request: PlanRequest, priority: JobPriority = JobPriority.LAUNCHER
@@ -141,6 +158,14 @@ class PlanService:
         if body is None:
             raise NotFound("plan", plan_id)
         return body if self._signer is None else with_envelope(body, signature=self._signer.sign(plan_id))
+
+    def require(self, tenant: str, plan_id: str) -> None:
+        """Whether there is such a plan, without reading its body; errors of `get`."""
+        with self._database.read() as session:
+            if plans.get_row(session, tenant, plan_id) is None and not provisional.is_stored(
+                session, tenant, plan_id
+            ):
+                raise NotFound("plan", plan_id)
 
     def tag(self, plan_id: str) -> str:
         """Names the bytes that `get` gives: another key gives others."""

@@ -64,7 +64,7 @@ def _problems(world: World, jobs: list[JobRow], lasts: list[JobRow]) -> list[str
             found.append(f"{job.job_id} is lost: {job.state} {job.problem}")
         if (job.plan_id, job.finished_at_us) != (last.plan_id, last.finished_at_us):
             found.append(f"{job.job_id} was overwritten")
-        if (number := world.num_plans(job)) != 1:
+        if (number := world.num_plans(job.request_hash)) != 1:
             found.append(f"{job.job_id} has {number} plans")
         if (number := world.num_published(job)) > 1:
             found.append(f"{job.job_id} was published {number} times")

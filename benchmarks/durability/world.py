@@ -37,7 +37,7 @@ class World:
         self.postgres = postgres
         self.mark = f"durability-{uuid4().hex}"
         self.database = Database(url)
-        self._http = httpx2.Client(timeout=90)
+        self._http = httpx2.Client(timeout=700, limits=httpx2.Limits(max_connections=None))
         shared = {
             "SHARDWRIGHT_DATABASE_URL": url,
             "SHARDWRIGHT_LOG_FORMAT": "json",
@@ -61,15 +61,22 @@ class World:
         """All of ours."""
         return [self.server, *self.workers]
 
-    def post(self, name: str, wait_s: float) -> httpx2.Response | None:
+    @property
+    def url(self) -> str:
+        """Of the server, which has another one after each start."""
+        return str(self.server.ready["url"])
+
+    def ask(self, body: dict[str, Any], wait_s: float) -> httpx2.Response | None:
         """Ask for a plan; None when the server could not say yes."""
         try:
-            answer = self._http.post(
-                f"{self.server.ready['url']}/v1/plans", params={"wait": wait_s}, json=request(name)
-            )
+            answer = self._http.post(f"{self.url}/v1/plans", params={"wait": wait_s}, json=body)
         except httpx2.RequestError:
             return None
         return answer if answer.status_code in (200, 202) else None
+
+    def post(self, name: str, wait_s: float) -> httpx2.Response | None:
+        """Ask for the plan of a request of that name; None when the server could not say yes."""
+        return self.ask(request(name), wait_s)
 
     def accepted(self, name: str) -> str:
         """Post until the server says yes; the identity of the job."""
@@ -94,10 +101,16 @@ class World:
                 return None
             raise
 
-    def num_plans(self, job: JobRow) -> int:
-        """Published plans of the request of a job."""
+    def num_plans(self, request_hash: str) -> int:
+        """Published plans of a request."""
         with self.database.read() as session:
-            query = select(func.count()).select_from(PlanRow).where(PlanRow.request_hash == job.request_hash)
+            query = select(func.count()).select_from(PlanRow).where(PlanRow.request_hash == request_hash)
+            return session.scalar(query) or 0
+
+    def num_jobs(self, request_hash: str) -> int:
+        """Jobs of a request."""
+        with self.database.read() as session:
+            query = select(func.count()).select_from(JobRow).where(JobRow.request_hash == request_hash)
             return session.scalar(query) or 0
 
     def num_published(self, job: JobRow) -> int:

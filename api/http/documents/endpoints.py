@@ -98,6 +98,12 @@ def document_router(kind: DocumentKind) -> APIRouter:
     )
     def get(caller: Reader, services: ServicesDep, request: Request, content_hash: ContentHash) -> Response:
         """The document as canonical JSON (RFC 8785): fields that equal their defaults are left out."""
-        return tagged(request, services.documents.get(caller.tenant, kind, content_hash), content_hash)
+        named = (caller.tenant, kind, content_hash)
+        return tagged(
+            request,
+            content_hash,
+            lambda: services.documents.get(*named),
+            lambda: services.documents.require(*named),
+        )
 
     return router

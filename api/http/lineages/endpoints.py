@@ -110,7 +110,7 @@ def get_active_plan(
 ) -> Response:
     """What a launcher asks for. The envelope names lineage and revision, and why the revision exists."""
     plan = services.lineages.active(caller.tenant, lineage, model)
-    response = tagged(request, plan.body, plan.tag)
+    response = tagged(request, services.lineages.tag(plan), lambda: services.lineages.plan_of(caller.tenant, plan))
     response.headers["Content-Location"] = f"/v1/plans/{plan.plan_id}"
     return response
 

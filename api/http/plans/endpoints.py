@@ -132,10 +132,12 @@ async def create_plan(
         raise failure_of(view.job.problem)
     if view.job.plan_id is None:
         return await run_in_threadpool(_accepted, services, view)
-    plan = await run_in_threadpool(services.plans.get, caller.tenant, view.job.plan_id)
-    structlog.contextvars.bind_contextvars(plan_id=view.job.plan_id)
-    response = tagged(request, plan, services.plans.tag(view.job.plan_id))
-    response.headers["Content-Location"] = f"/v1/plans/{view.job.plan_id}"
+    plan_id = view.job.plan_id
+    structlog.contextvars.bind_contextvars(plan_id=plan_id)
+    response = await run_in_threadpool(
+        tagged, request, services.plans.tag(plan_id), lambda: services.plans.get(caller.tenant, plan_id)
+    )
+    response.headers["Content-Location"] = f"/v1/plans/{plan_id}"
     return response
 
 
@@ -173,4 +175,10 @@ def list_plans(
 )
 def get_plan(caller: Reader, services: ServicesDep, request: Request, plan_id: ContentHash) -> Response:
     """Body and envelope; the ETag is the identity of the body, and of the key that signs."""
-    return tagged(request, services.plans.get(caller.tenant, plan_id), services.plans.tag(plan_id))
+    named = (caller.tenant, plan_id)
+    return tagged(
+        request,
+        services.plans.tag(plan_id),
+        lambda: services.plans.get(*named),
+        lambda: services.plans.require(*named),
+    )

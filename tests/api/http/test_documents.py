@@ -30,6 +30,8 @@ def test_not_modified(client: TestClient) -> None:
         answer = client.get(link, headers={"If-None-Match": header})
         assert (answer.status_code, answer.content, answer.headers["ETag"]) == (304, b"", tag)
     assert client.get(link, headers={"If-None-Match": '"other"'}).status_code == 200
+    for unknown in (link.replace(tag[8:12], "0000", 1), link.replace("/models/", "/clusters/")):
+        assert client.get(unknown, headers={"If-None-Match": "*"}).status_code == 404
 
 
 def test_a_model_is_not_found_as_a_cluster(client: TestClient) -> None:

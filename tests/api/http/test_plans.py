@@ -1,7 +1,10 @@
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from api.http.examples import CLUSTER, MODEL, PROFILE, REQUEST
 from planner.schema import Plan, PlanRequest
+from profiles_db.retention import PRUNED
+from profiles_db.tables import JobRow, JobState
 from tests.api.http.server import decoder_request
 
 
@@ -22,6 +25,20 @@ def test_a_request_gives_a_plan_and_the_same_bytes_again(client: TestClient) -> 
     assert "shardwright_planner_starts_total 1.0" in client.get("/metrics").text
     not_modified = client.get(f"/v1/plans/{plan_id}", headers={"If-None-Match": first.headers["ETag"]})
     assert (not_modified.status_code, not_modified.content) == (304, b"")
+    unknown = client.get(f"/v1/plans/sha256:{'0' * 64}", headers={"If-None-Match": "*"})
+    assert unknown.status_code == 404
+
+
+def test_the_same_bytes_are_the_same_request_until_its_plan_is_gone(client: TestClient) -> None:
+    first, again = client.post("/v1/plans", json=REQUEST), client.post("/v1/plans", json=REQUEST)
+    assert again.content == first.content
+    assert "shardwright_planner_starts_total 1.0" in client.get("/metrics").text
+    assert 'shardwright_plan_requests_total{met="plan"} 1.0' in client.get("/metrics").text
+    with client.app.state.services.database.write() as session:
+        job = session.scalars(select(JobRow)).one()
+        job.state, job.plan_id, job.problem = JobState.FAILED, None, PRUNED
+    assert client.post("/v1/plans", json=REQUEST).status_code == 200
+    assert "shardwright_planner_starts_total 2.0" in client.get("/metrics").text
 
 
 def test_the_body_of_a_plan_is_what_the_planner_makes_without_a_server(client: TestClient) -> None:
