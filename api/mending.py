@@ -7,6 +7,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from api.jobs import APPLICATION_VERSION, DurableQueue, Entry
+from api.service.errors import PLANNER_REPLACED
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from profiles_db import jobs
 from profiles_db.engine import Database
@@ -14,7 +15,7 @@ from profiles_db.tables import ExecutorRow, JobPriority, JobRow
 
 _log = structlog.get_logger()
 
-_REPLACED = {"code": "planner_replaced", "message": "the planner was upgraded; another job plans the request again"}
+_REPLACED = {"code": PLANNER_REPLACED, "message": "the planner was upgraded; another job plans the request again"}
 
 
 class Mender:

@@ -1,6 +1,6 @@
 """Lineages of a tenant: revisions and activations are added, never changed; the lineage points at them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -40,6 +40,13 @@ def page(
         query = query.where(LineageRow.model_fingerprint == model_fingerprint)
     ordered = newest_first(query, LineageRow.created_at_us, LineageRow.lineage_id, cursor=cursor, limit=limit)
     return page_of(session.scalars(ordered).all(), "lineage_id", limit=limit)
+
+
+def names(session: Session, tenant: str, lineage_ids: Collection[str]) -> dict[str, str]:
+    """Names of lineages by their identity."""
+    query = select(LineageRow.lineage_id, LineageRow.name)
+    wanted = query.where(LineageRow.tenant == tenant, LineageRow.lineage_id.in_(lineage_ids))
+    return dict(session.execute(wanted).all())
 
 
 def locked(session: Session, tenant: str, lineage_id: str) -> LineageRow | None:

@@ -5,10 +5,10 @@ import binascii
 from collections.abc import Mapping, Sequence
 
 from planner.schema import Plan
-from planner.schema.plan import signature_key_id, signed_bytes
+from planner.schema.plan import SIGNATURE_ALGORITHM, signature_key_id, signed_bytes
 from runtime_client.errors import ClientError, UntrustedPlan
 
-PREFIX = "ed25519:"
+PREFIX = f"{SIGNATURE_ALGORITHM}:"
 _KEY_BYTES = 32
 
 

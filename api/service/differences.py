@@ -63,7 +63,7 @@ def document_changes(before: Any, after: Any, path: str = "") -> list[str]:  # n
                 (f"{path}[{index}]", old, new) for index, (old, new) in enumerate(zip(before, after, strict=True))
             ]
         case _:
-            return [f"{path}: {_value(before)} -> {_value(after)}"]
+            return [f"{path}: {_pair(path, before, after)}"]
     return [change for place, old, new in pairs for change in document_changes(old, new, place)]
 
 
@@ -89,6 +89,26 @@ def _knobs(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _arrow(before: str | None, after: str | None) -> str:
     return " -> ".join("none" if digest is None else digest[_SHORT_HASH] for digest in (before, after))
+
+
+def _pair(path: str, before: Any, after: Any) -> str:  # noqa: ANN401 - JSON of any shape
+    """Sizes and rates in units for people, unless they would look equal."""
+    texts = [_measure(path, value) or _value(value) for value in (before, after)]
+    if texts[0] == texts[1]:
+        texts = [_value(value) for value in (before, after)]
+    return " -> ".join(texts)
+
+
+def _measure(path: str, value: Any) -> str | None:  # noqa: ANN401 - JSON of any shape
+    if type(value) is not int:
+        return None
+    if path.endswith("bytes_per_s"):
+        return f"{value / 1e9:.6g} GB/s"
+    if ".flops_per_s." in path or path.endswith("vector_flops_per_s"):
+        return f"{value / 1e12:.6g} TFLOP/s"
+    if path.endswith("_bytes") and value >= 2**20:
+        return f"{value / 2**30:.6g} GiB"
+    return None
 
 
 def _value(value: Any) -> str:  # noqa: ANN401 - JSON of any shape

@@ -4,6 +4,9 @@ from typing import Any
 
 from planner.schema.errors import ShardwrightError
 
+PLANNER_REPLACED = "planner_replaced"
+"""Code of jobs that another version of the planner was to run; another job plans their request."""
+
 
 class NotFound(ShardwrightError):
     """Nothing is stored under this identity."""

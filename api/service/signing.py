@@ -8,9 +8,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planner.schema.errors import ShardwrightError
-from planner.schema.plan import signature_key_id, signed_bytes
+from planner.schema.plan import SIGNATURE_ALGORITHM, signature_key_id, signed_bytes
 
-ALGORITHM = "ed25519"
 _OTHERS = 0o077
 
 
@@ -27,7 +26,7 @@ class Signer:
         self._key = key
         raw = _raw_public(key)
         self.key_id = signature_key_id(raw)
-        self.public_key = f"{ALGORITHM}:{base64.b64encode(raw).decode()}"
+        self.public_key = f"{SIGNATURE_ALGORITHM}:{base64.b64encode(raw).decode()}"
 
     @classmethod
     def of(cls, file: Path) -> "Signer":
@@ -74,7 +73,7 @@ class Signer:
     def sign(self, plan_id: str, lineage: str | None = None, revision: int | None = None) -> str:
         """`ed25519:KEY_ID:BASE64` over what an envelope says about identity and place."""
         signature = self._key.sign(signed_bytes(plan_id, lineage, revision))
-        return f"{ALGORITHM}:{self.key_id}:{base64.b64encode(signature).decode()}"
+        return f"{SIGNATURE_ALGORITHM}:{self.key_id}:{base64.b64encode(signature).decode()}"
 
 
 def _raw_public(key: Ed25519PrivateKey) -> bytes:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
-from api.service.errors import Interrupted, JobFailed, PlannerKilled
+from api.service.errors import PLANNER_REPLACED, Interrupted, JobFailed, PlannerKilled
 from api.service.feed import JobFeed
 from api.service.metrics import Metrics
 from api.service.planner_input import planner_input
@@ -173,7 +173,7 @@ class Solver:
                 "is posted again",
             )
         if job.planner_version != PLANNER_VERSION:
-            raise JobFailed("planner_replaced", "the planner was upgraded meanwhile; post the request again")
+            raise JobFailed(PLANNER_REPLACED, "the planner was upgraded meanwhile; post the request again")
 
     def _plan(self, job: JobRow, switch: StopSwitch) -> Plan:
         request, text = self._write(lambda session: planner_input(session, job))

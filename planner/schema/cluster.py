@@ -80,7 +80,8 @@ class ClusterDescription(Document):
     kind: ClassVar[str] = "cluster"
 
     schema_version: Literal[1] = 1
-    name: Name
+    name: Annotated[Name, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+    """What people call it, also in addresses of the service: anything but control characters."""
     node_groups: Annotated[tuple[NodeGroup, ...], Field(min_length=1, max_length=64)]
     inter_node: Name | LinkSheet | None = None
     """Link of one device to other nodes; required with more than one node."""

@@ -254,6 +254,10 @@ class Envelope(Part):
     timings: Timings = Timings()
 
 
+SIGNATURE_ALGORITHM = "ed25519"
+"""First part of a signature, and of a public key as text."""
+
+
 def signed_bytes(plan_id: str, lineage: str | None, revision: int | None) -> bytes:
     """What `Envelope.signature` signs: the body by its identity, and its place in a lineage."""
     return f"shardwright plan 1\n{plan_id}\n{lineage or ''}\n{'' if revision is None else revision}\n".encode()

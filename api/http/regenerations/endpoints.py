@@ -22,7 +22,9 @@ from profiles_db.tables import Review, Verdict
 
 router = APIRouter(prefix="/v1", tags=["regenerations"])
 
-_NAME = r"^[^\x00-\x1f\x7f/]{1,200}$"
+_NAME = r"^[^\x00-\x1f\x7f]{1,200}$"
+_REVISIONS = "/clusters/{name:path}/revisions"
+"""Names of clusters may have slashes, as they are or as %2F, which servers and proxies take for the same."""
 ClusterName = Annotated[str, Path(pattern=_NAME, description="Name of a cluster.", examples=["two nodes of eight"])]
 ClusterFilter = Annotated[str | None, Query(alias="cluster", pattern=_NAME, description="Only of this cluster.")]
 RegenerationId = Annotated[str, Path(pattern=r"^reg_[0-9a-f]{24}$", examples=["reg_5f0c1d2e3a4b5c6d7e8f9a0b"])]
@@ -39,7 +41,7 @@ DEGRADED: dict[str, Any] = {
 
 
 @router.post(
-    "/clusters/{name}/revisions",
+    _REVISIONS,
     summary="Change a cluster and make its plans again",
     operation_id="revise_cluster",
     status_code=202,
@@ -65,7 +67,7 @@ async def revise_cluster(
 
 
 @router.get(
-    "/clusters/{name}/revisions",
+    _REVISIONS,
     summary="List revisions of a cluster",
     response_model=ClusterRevisionPage,
     responses=PROBLEM_RESPONSES,
@@ -135,7 +137,7 @@ def list_items(
     page = services.regenerations.items(
         caller.tenant, regeneration_id, verdict=verdict, review=review, cursor=cursor, limit=limit
     )
-    return RegenerationItemPage(items=[RegenerationItem.of(row) for row in page.items], next=page.next)
+    return RegenerationItemPage(items=[RegenerationItem.of(view) for view in page.items], next=page.next)
 
 
 @router.post(

@@ -7,11 +7,10 @@ from pydantic import BaseModel
 
 from api.http.dependencies import timestamp
 from api.service.regenerations.clusters import Preview
-from api.service.regenerations.views import RegenerationView
+from api.service.regenerations.views import ItemView, RegenerationView
 from profiles_db.tables import (
     ClusterRevisionRow,
     ItemState,
-    RegenerationItemRow,
     RegenerationState,
     Review,
     Verdict,
@@ -141,6 +140,7 @@ class RegenerationItem(BaseModel):
     number: int
     state: ItemState
     lineage: str | None
+    """Its name; the link has its identity."""
     old_revision: int | None
     new_revision: int | None
     old_plan: str
@@ -154,8 +154,9 @@ class RegenerationItem(BaseModel):
     links: dict[str, str]
 
     @classmethod
-    def of(cls, row: RegenerationItemRow) -> "RegenerationItem":
-        """Show a row."""
+    def of(cls, view: ItemView) -> "RegenerationItem":
+        """Show an item."""
+        row = view.row
         links = {"old_plan": f"/v1/plans/{row.old_plan_id}"}
         if row.new_plan_id is not None:
             links["new_plan"] = f"/v1/plans/{row.new_plan_id}"
@@ -166,7 +167,7 @@ class RegenerationItem(BaseModel):
         return cls(
             number=row.number,
             state=ItemState(row.state),
-            lineage=row.lineage_id,
+            lineage=view.lineage_name,
             old_revision=row.old_revision,
             new_revision=row.new_revision,
             old_plan=row.old_plan_id,

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from api.service.callers import Caller, Scope
+from api.service.errors import PLANNER_REPLACED
 from api.service.regenerations.changes import profile_after
 from api.service.regenerations.verdicts import Compared, Policy, compare, may_take_over
 from api.service.regenerations.webhook import Webhook
@@ -44,8 +45,6 @@ LEASE_S = 30.0
 WINDOW = 32
 """Jobs that a regeneration has in the queue at a time."""
 _AT_ONCE = 16
-_SUBMITTED_AGAIN = ("planner_replaced",)
-"""Failures of jobs that another try mends."""
 
 Submit = Callable[[Caller, PlanRequest], JobRow]
 
@@ -151,7 +150,7 @@ class RegenerationDriver:
         if job.plan_id is None:
             problem = job.problem or {}
             with self._database.write() as session:
-                if problem.get("code") in _SUBMITTED_AGAIN:
+                if problem.get("code") == PLANNER_REPLACED:
                     regenerations.put_back(session, entry)
                     return
             found = Compared(

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from api.service.callers import Caller
 from api.service.errors import NotActivatable, NotFound
-from api.service.regenerations.views import RegenerationView, view_of
+from api.service.regenerations.views import ItemView, RegenerationView, items_of, view_of
 from api.service.revisions import move
 from profiles_db import lineages, regenerations
 from profiles_db.engine import Database
@@ -49,17 +49,18 @@ class RegenerationService:
         review: str | None,
         cursor: str | None,
         limit: int,
-    ) -> Page[RegenerationItemRow]:
+    ) -> Page[ItemView]:
         """Items in their order; errors of `get` and `page`."""
         with self._database.read() as session:
             row = _regeneration(session, tenant, regeneration_id)
-            return regenerations.items(
+            page = regenerations.items(
                 session, row, verdict=verdict, review=review, cursor=Cursor.of(cursor), limit=limit
             )
+            return Page(items=items_of(session, tenant, page.items), next=page.next)
 
     def review(
         self, caller: Caller, regeneration_id: str, number: int, decision: Literal["accept", "reject"]
-    ) -> RegenerationItemRow:
+    ) -> ItemView:
         """Decide about a revision that waits for a person; the same decision again changes nothing.
 
         Raises:
@@ -72,8 +73,9 @@ class RegenerationService:
             item = regenerations.item(session, row, number, lock=True)
             if item is None:
                 raise NotFound("item", f"{number} of regeneration {regeneration_id}")
+            (view,) = items_of(session, caller.tenant, [item])
             if item.review == decided:
-                return item
+                return view
             if item.review != Review.WAITING or item.lineage_id is None or item.new_revision is None:
                 raise NotActivatable(f"item {number} does not wait for a decision: {item.review}")
             if decided is Review.ACCEPTED:
@@ -81,7 +83,7 @@ class RegenerationService:
             item.review = decided
             item.reviewed_by = caller.submitted_by
             item.updated_at_us = now_us()
-            return item
+            return view
 
     def overview(self) -> tuple[int, int]:
         """Regenerations that go on, over all tenants, and new revisions that wait for a person."""

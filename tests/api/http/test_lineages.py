@@ -44,7 +44,7 @@ def test_revisions_say_what_changed_and_none_is_overwritten(client: TestClient) 
     assert [row["revision"] for row in rows] == [4, 3, 2, 1]
     assert [row["plan"] for row in rows] == [older, tighter, second, first]
     assert [row["changed"] for row in rows] == [["workload", "knobs"], ["knobs"], ["cluster"], []]
-    assert "inter_node.bytes_per_s: 50000000000 -> 25000000000" in rows[2]["why"]
+    assert "inter_node.bytes_per_s: 50 GB/s -> 25 GB/s" in rows[2]["why"]
     assert "limits.memory_bytes: default -> 60000000000" in rows[1]["why"] or "limits: default" in rows[1]["why"]
     assert "torch_version: 2.13 -> 2.12" in rows[0]["why"]
     assert rows[3]["why"] == "for a test; the first revision"

@@ -93,7 +93,7 @@ def test_the_policy_lets_a_little_slower_and_anything_faster_take_over(client: T
     assert [row["revision"] for row in rows] == [3, 2, 1]
     assert rows[1]["changes"] == [
         "inter_node.name: rail -> rail at 25%",
-        "inter_node.bytes_per_s: 50000000000 -> 12500000000",
+        "inter_node.bytes_per_s: 50 GB/s -> 12.5 GB/s",
     ]
     assert rows[0]["cluster"] == rows[2]["cluster"]
     asked = _finished(client, _revise(client, **SLOWER, policy={"activate_within_percent": None}))
@@ -108,7 +108,7 @@ def test_lost_nodes_plans_that_no_longer_fit_and_plans_without_lineage(client: T
     done = _finished(client, _revise(client, **LOST))
     items = _items(client, done)
     assert len(items) == 3
-    assert [item["lineage"] is None for item in items] == [False, False, True]
+    assert [item["lineage"] for item in items] == ["wide", "tight", None]
     assert all(item["new_plan"] for item in items)
     infeasible = [item for item in items if item["verdict"] == "infeasible"]
     for item in infeasible:
@@ -175,6 +175,25 @@ def test_a_lineage_that_moved_on_is_left_to_a_person(client: TestClient) -> None
 def test_changes_that_cannot_be(client: TestClient, body: dict[str, Any], code: str) -> None:
     client.post("/v1/clusters", json=CLUSTER)
     check_problem(client.post(PATH, json=body), 422, code)
+
+
+@pytest.mark.parametrize("name", ["h100/64", "a/revisions", "50%"])
+def test_every_name_of_a_cluster_can_be_addressed(client: TestClient, name: str) -> None:
+    client.post("/v1/clusters", json={**CLUSTER, "name": name})
+    quoted = f"/v1/clusters/{quote(name, safe='')}/revisions"
+    answer = client.post(quoted, json=LOST)
+    assert answer.status_code == 202, answer.text
+    assert client.get(f"/v1/clusters/{quote(name)}/revisions").json()["items"][0]["revision"] == 2
+    assert answer.json()["links"]["cluster_revisions"] == quoted
+    (found,) = client.get("/v1/regenerations", params={"cluster": name}).json()["items"]
+    assert found["cluster"] == name
+
+
+def test_names_that_no_address_can_hold_are_refused(client: TestClient) -> None:
+    unnamed = {**CLUSTER, "name": "a\nb"}
+    for kind, body in (("clusters", unnamed), ("plans", {**REQUEST, "cluster": unnamed})):
+        problem = check_problem(client.post(f"/v1/{kind}", json=body), 422, "invalid_document")
+        assert [one["path"].removeprefix("cluster.") for one in problem["problems"]] == ["name"]
 
 
 def test_bases_names_and_scopes(client: TestClient) -> None:
