@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-regeneration check format schema clean
+.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-regeneration verify-load check format schema clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ verify-http: $(STAMPS)/dev ## Send 10,000 hostile bodies to every operation of t
 
 verify-regeneration: $(STAMPS)/dev ## Change a cluster under 1,000 plans, with kills (VERIFY_ARGS="--plans 50")
 	@$(BIN)/python -m benchmarks.regeneration $(VERIFY_ARGS)
+
+verify-load: $(STAMPS)/dev ## Load a service: known plans, new ones at once, memory (VERIFY_ARGS="--seconds 1")
+	@$(BIN)/python -m benchmarks.load $(VERIFY_ARGS)
 
 verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random small problems (resumable)
 	@$(BIN)/python -m benchmarks.verify_layout $(VERIFY_ARGS)
