@@ -42,12 +42,13 @@ verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random
 verify-durability: $(STAMPS)/dev ## Kill every process of a service at random moments (resumable)
 	@$(BIN)/python -m benchmarks.verify_durability $(VERIFY_ARGS)
 
-check: $(STAMPS)/dev ## Lint, format check, types, import rules, JSON schemas
+check: $(STAMPS)/dev ## Lint, format check, types, import rules, JSON schemas, vendored scripts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/export_schema.py --check
+	@$(BIN)/python scripts/vendor_scripts.py --check
 
 format: $(STAMPS)/dev ## Format and mend what can be mended
 	@$(BIN)/ruff format .

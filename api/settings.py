@@ -41,6 +41,8 @@ class Settings(BaseSettings):
     oidc_jwks_url: str | None = None
     oidc_tenant_claim: str = "tenant"
     oidc_scope_claim: str = "scope"
+    session_s: Annotated[int, Field(ge=60, le=30 * 86_400)] = 12 * 3600
+    """After so long, who logged in to the dashboard logs in again."""
     database_url: SecretStr = Field(default_factory=lambda: SecretStr(default_database_url()))
     max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * MIB
     planner_command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from api.cli.render.quantities import duration, percent, size
+from api.quantities import duration, percent, size
 
 if TYPE_CHECKING:
     from planner.plan import Progress

@@ -14,7 +14,7 @@ from api.cli.progress import ProgressLine
 from api.cli.render.console import show, stderr
 from api.cli.render.front_page import front_page
 from api.cli.render.plan_page import plan_page
-from api.cli.render.quantities import count
+from api.quantities import count
 from planner.sweeps import Extreme, fewest_ranks, front, largest_micro_batch
 
 if TYPE_CHECKING:

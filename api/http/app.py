@@ -7,6 +7,7 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from api.dashboard.mount import add_dashboard
 from api.http.body import BODIES_AT_ONCE, BodyLimit
 from api.http.documents.endpoints import document_router
 from api.http.health.endpoints import router as health_router
@@ -64,6 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
         health_router,
     ):
         app.include_router(router)
+    add_dashboard(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.is_local:
         app.add_middleware(HostCheck, hosts=LOOPBACK_HOSTS)

@@ -67,10 +67,17 @@ class BodyTooLarge(ShardwrightError):
     code = "body_too_large"
 
 
+class ForeignForm(ShardwrightError):
+    """A form that none of our own pages of this session made."""
+
+    code = "foreign_form"
+
+
 _STATUS_OF: dict[type[ShardwrightError], int] = {
     InvalidJson: 400,
     Unauthenticated: 401,
     Forbidden: 403,
+    ForeignForm: 403,
     NotFound: 404,
     NoActivePlan: 404,
     AmbiguousLineage: 409,
@@ -142,36 +149,42 @@ def failure_of(problem: dict[str, Any]) -> JobFailed:
     )
 
 
+def problem_of(request: Request, error: Exception) -> JSONResponse:
+    """The answer to any error.
+
+    Raises:
+        Exception: `error` itself, where it is a defect of ours.
+    """
+    match error:
+        case ShardwrightError():
+            return error_response(error)
+        case SQLAlchemyError() if is_outage(error):
+            _log.warning("database_away", error=str(error).partition("\n")[0])
+            detail = "the database cannot be reached; try again"
+            return problem_response(503, "database_unavailable", detail, headers={"Retry-After": "1"})
+        case RequestValidationError():
+            problems = [(".".join(str(step) for step in item["loc"]), item["msg"]) for item in error.errors()]
+            detail = "; ".join(f"{path}: {message}" for path, message in problems)
+            return problem_response(422, "invalid_parameter", detail, problems=problems)
+        case HTTPException():
+            return _http_problem(request, error)
+    raise error
+
+
+def _http_problem(request: Request, error: HTTPException) -> JSONResponse:
+    code = _HTTP_CODES.get(error.status_code, f"http_{error.status_code}")
+    detail = error.detail
+    if error.status_code == 404:
+        detail = f"there is nothing at {request.url.path}"
+    elif error.status_code == 405:
+        detail = f"{request.url.path} does not take {request.method}"
+    return problem_response(error.status_code, code, detail, headers=dict(error.headers or {}))
+
+
 def add_problem_handlers(app: FastAPI) -> None:
     """Answer every error of an app with a problem document."""
-
-    @app.exception_handler(ShardwrightError)
-    def _user_error(_request: Request, error: ShardwrightError) -> JSONResponse:
-        return error_response(error)
-
-    @app.exception_handler(SQLAlchemyError)
-    def _database_error(_request: Request, error: SQLAlchemyError) -> JSONResponse:
-        if not is_outage(error):
-            raise error
-        _log.warning("database_away", error=str(error).partition("\n")[0])
-        detail = "the database cannot be reached; try again"
-        return problem_response(503, "database_unavailable", detail, headers={"Retry-After": "1"})
-
-    @app.exception_handler(RequestValidationError)
-    def _invalid_parameter(_request: Request, error: RequestValidationError) -> JSONResponse:
-        problems = [(".".join(str(step) for step in item["loc"]), item["msg"]) for item in error.errors()]
-        detail = "; ".join(f"{path}: {message}" for path, message in problems)
-        return problem_response(422, "invalid_parameter", detail, problems=problems)
-
-    @app.exception_handler(HTTPException)
-    def _http_error(request: Request, error: HTTPException) -> JSONResponse:
-        code = _HTTP_CODES.get(error.status_code, f"http_{error.status_code}")
-        detail = error.detail
-        if error.status_code == 404:
-            detail = f"there is nothing at {request.url.path}"
-        elif error.status_code == 405:
-            detail = f"{request.url.path} does not take {request.method}"
-        return problem_response(error.status_code, code, detail, headers=dict(error.headers or {}))
+    for kind in (ShardwrightError, SQLAlchemyError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, problem_of)
 
     @app.exception_handler(Exception)
     def _internal_error(_request: Request, _error: Exception) -> JSONResponse:

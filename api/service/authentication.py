@@ -42,10 +42,24 @@ class Authenticator:
                 "send an API key as 'Authorization: Bearer swk_...'; the operator makes one with "
                 "'shardwright keys create'"
             )
-        token = token.strip()
-        if token.startswith(f"{PREFIX}_") or self._oidc is None:
-            return self._keys.verify(token)
-        return self._oidc.verify(token)
+        return self.verify(token.strip())
+
+    def verify(self, token: str) -> Caller:
+        """Whose key or token it is; errors of `authenticate`."""
+        return self._keys.verify(token) if self.is_key(token) else self._provider.verify(token)
+
+    def is_key(self, token: str) -> bool:
+        """Whether a token is taken for an API key, and not for one of the identity provider."""
+        return token.startswith(f"{PREFIX}_") or self._oidc is None
+
+    def ends_at_us(self, token: str) -> int:
+        """When a token of the identity provider that was verified just now ends, microseconds since 1970."""
+        return self._provider.ends_at_us(token)
+
+    @property
+    def _provider(self) -> OidcVerifier:
+        assert self._oidc is not None, "without a provider every token is taken for a key"
+        return self._oidc
 
 
 def require(caller: Caller, scope: Scope) -> None:

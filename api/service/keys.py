@@ -121,17 +121,26 @@ class KeyService:
         Raises:
             Unauthenticated: nobody's, or it has ended.
         """
-        _, _, rest = token.partition("_")
-        key_id, _, secret = rest.partition("_")
+        return self.recall(*parts_of(token))
+
+    def recall(self, key_id: str, secret_sha256: str) -> Caller:
+        """As `verify`, of a key whose secret was shown before; see `parts_of`."""
         with self._database.read() as session:
             row = keys.get(session, key_id) if len(key_id) == 2 * _KEY_ID_BYTES else None
-        if row is None or not _is_alive(row) or not _knows(row, _digest(secret)):
+        if row is None or not _is_alive(row) or not _knows(row, secret_sha256):
             raise Unauthenticated("the API key is unknown, expired or revoked")
         if now_us() - (row.last_used_at_us or 0) > _TOUCH_EVERY_US:
             with self._database.write() as session:
                 keys.touch(session, key_id)
         scopes = with_implied(Scope(scope) for scope in row.scopes.split())
         return Caller(tenant=row.tenant, submitted_by=f"key:{key_id}", name=row.name, scopes=scopes)
+
+
+def parts_of(token: str) -> tuple[str, str]:
+    """Identity of the key that a token names, and the digest of its secret."""
+    _, _, rest = token.partition("_")
+    key_id, _, secret = rest.partition("_")
+    return key_id, _digest(secret)
 
 
 def _digest(secret: str) -> str:

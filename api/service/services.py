@@ -17,6 +17,7 @@ from api.service.regenerations.clusters import ClusterRevisionService
 from api.service.regenerations.driver import RegenerationDriver
 from api.service.regenerations.service import RegenerationService
 from api.service.regenerations.webhook import Webhook
+from api.service.sessions import SessionService
 from api.service.signing import Signer
 from api.service.solve import Solver
 from api.settings import Settings
@@ -37,6 +38,7 @@ class Services:
         self.database = Database(settings.database_url.get_secret_value())
         self.keys = KeyService(self.database)
         self.authenticator = Authenticator(settings, self.keys)
+        self.sessions = SessionService(self.database, self.authenticator, self.keys, session_s=settings.session_s)
         feed = JobFeed()
         signer = None if settings.signing_key_file is None else Signer.of(settings.signing_key_file)
         processes = PlannerProcesses(

@@ -16,6 +16,7 @@ from profiles_db.tables.regenerations import (
     Review,
     Verdict,
 )
+from profiles_db.tables.sessions import SessionRow
 
 __all__ = [
     "HASH",
@@ -44,6 +45,7 @@ __all__ = [
     "RequestRow",
     "Review",
     "RevisionRow",
+    "SessionRow",
     "Verdict",
     "now_us",
 ]

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented
-from api.cli.render.quantities import change, duration, gib, percent, size
+from api.quantities import change, duration, gib, percent, size
 from planner.schema import Alternative, Certificate, PlanBody, Predictions, ShadowValue
 
 _GAP = "{} ones are within the accepted gap (--gap), part of which makes the plan easier to read"

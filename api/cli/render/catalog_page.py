@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented, spaced
-from api.cli.render.quantities import duration, significant
+from api.quantities import duration, significant
 from planner.schema import DeviceSheet, DType, LinkSheet
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from api.cli.render.arrange import indented
 from api.cli.render.plan_page import peak_line
-from api.cli.render.quantities import count, duration
+from api.quantities import count, duration
 from planner.schema import PlanBody
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented, spaced
-from api.cli.render.quantities import change, count, size
+from api.quantities import change, count, size
 from planner.schema import Decisions
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from api.cli.render.arrange import indented
 from api.cli.render.folding import Strip, UnitRow, UnitTraits, decision_strips, fold_units, mesh_words
-from api.cli.render.quantities import count, quantity
+from api.quantities import count, quantity
 from planner.schema import Decisions, GradientSync
 
 _LEAST_BLOCKS_FOR_A_STRIP = 4

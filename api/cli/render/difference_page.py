@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented, spaced
-from api.cli.render.quantities import change, duration, gib, percent, quantity
+from api.quantities import change, duration, gib, percent, quantity
 from planner.explain import Difference, diff
 from planner.schema import PlanBody, Predictions
 

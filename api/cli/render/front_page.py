@@ -11,7 +11,7 @@ from rich.text import Text
 
 from api.cli.render.arrange import indented, spaced
 from api.cli.render.plan_page import command_line, subject_line
-from api.cli.render.quantities import change, count, duration, gib, percent, size
+from api.quantities import change, count, duration, gib, percent, size
 from planner.explain import diff
 from planner.schema import Certificate, Objective, PlanBody, PlanRequest
 

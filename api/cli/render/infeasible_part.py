@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented
-from api.cli.render.quantities import gib
+from api.quantities import gib
 from planner.schema import Infeasibility
 
 NOT_MEMORY = ("batch", "world_size", "step_time")

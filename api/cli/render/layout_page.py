@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from api.cli.render.arrange import indented, spaced
-from api.cli.render.quantities import count, percent, quantity, significant, size
 from api.cli.render.rank_bars import RankBars
+from api.quantities import count, percent, quantity, significant, size
 from planner.block_names import fold_names, template
 from planner.layout.owners import PlannedOwners
 from planner.layout.plan import LayoutPlan

@@ -11,7 +11,7 @@ from api.cli.render.arrange import indented, spaced
 from api.cli.render.decisions_part import decisions_part
 from api.cli.render.infeasible_part import NOT_MEMORY, infeasible_part
 from api.cli.render.predictions_part import memory_part, sources_part, step_part
-from api.cli.render.quantities import count, duration, gib, percent, quantity, size
+from api.quantities import count, duration, gib, percent, quantity, size
 from planner.schema import (
     Certificate,
     Objective,

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented
-from api.cli.render.quantities import count, gib, milliseconds, percent
 from api.cli.render.stacked_bar import Segment, StackedBar
+from api.quantities import count, gib, milliseconds, percent
 from planner.schema import MemoryCategory, NumberSource, Predictions, StepBreakdown
 
 _CATEGORIES = (

@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from api.cli.render.console import has_color
-from api.cli.render.quantities import count
 from api.cli.render.stacked_bar import cells_of
+from api.quantities import count
 from planner.layout.planned import PlannedBuffer
 from planner.program.pieces import pieces
 from planner.schema import Parameter

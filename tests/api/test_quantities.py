@@ -2,8 +2,8 @@ import doctest
 
 import pytest
 
-from api.cli.render import quantities
-from api.cli.render.quantities import change, count, duration, gib, milliseconds, percent, quantity, size
+from api import quantities
+from api.quantities import change, count, duration, gib, milliseconds, percent, quantity, size
 
 GIB = 1024**3
 

@@ -1,0 +1,73 @@
+"""How templates show values: units, sensible digits, times both relative and absolute."""
+
+from datetime import UTC, datetime, timedelta
+
+from markupsafe import Markup
+
+from api.quantities import change, count, duration, percent, quantity, size
+
+SHORT_DIGITS = 12
+_UNITS = ((86_400 * 365, "year"), (86_400 * 30, "month"), (86_400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def when(timestamp: str, now: datetime | None = None) -> Markup:
+    """An ISO time as `3 minutes ago, 2026-03-02 10:00:00 UTC`; the first half is kept right by the page's script."""
+    at = datetime.fromisoformat(timestamp).astimezone(UTC)
+    return Markup('<time datetime="{}"><span class="ago">{}</span> <span class="at">{}</span></time>').format(
+        timestamp, ago((now or datetime.now(UTC)) - at), at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    )
+
+
+def ago(age: timedelta) -> str:
+    """A `timedelta` in words.
+
+    >>> ago(timedelta(seconds=5)), ago(timedelta(minutes=3)), ago(timedelta(days=-2))
+    ('just now', '3 minutes ago', 'in 2 days')
+    """
+    seconds = age.total_seconds()
+    for unit_s, unit in _UNITS:
+        if abs(seconds) >= unit_s:
+            words = count(int(abs(seconds) // unit_s), unit)
+            return f"{words} ago" if seconds > 0 else f"in {words}"
+    return "just now"
+
+
+def short(content_hash: str) -> str:
+    """The first digits of a hash, without `sha256:`.
+
+    >>> short("sha256:0123456789abcdef")
+    '0123456789ab'
+    """
+    return content_hash.removeprefix("sha256:")[:SHORT_DIGITS]
+
+
+def rate(bytes_per_s: float) -> str:
+    """Bandwidth as data sheets give it: decimal units.
+
+    >>> rate(450_000_000_000), rate(1_250_000_000)
+    ('450 GB/s', '1.25 GB/s')
+    """
+    for limit, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if bytes_per_s >= limit:
+            return f"{bytes_per_s / limit:.3g} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
+def seconds_between(start: str, end: str) -> str:
+    """Time from one ISO time to another, with its unit."""
+    taken = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+    return duration(max(0, int(taken.total_seconds() * 1e9)))
+
+
+FILTERS = {
+    "bytes": size,
+    "change": change,
+    "count": count,
+    "duration": duration,
+    "percent": percent,
+    "quantity": quantity,
+    "rate": rate,
+    "short": short,
+    "when": when,
+}
+"""Names in templates."""

@@ -1,0 +1,34 @@
+"""Add the pages to the application of the API."""
+
+from fastapi import FastAPI, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from api.dashboard import static_files
+from api.dashboard.errors import wants_page
+from api.dashboard.pages import login, overview
+from api.dashboard.route import answer
+from api.http.problems import problem_of
+
+ROUTERS = (
+    static_files.router,
+    login.router,
+    overview.router,
+)
+
+
+def add_dashboard(app: FastAPI) -> None:
+    """Serve pages beside `/v1`; they are not in the OpenAPI document."""
+    for router in ROUTERS:
+        app.include_router(router)
+
+    @app.exception_handler(HTTPException)
+    async def _http_error(request: Request, error: HTTPException) -> Response:
+        """A page where a browser asks for an address that is not there."""
+
+        async def fail(_request: Request) -> Response:
+            raise error
+
+        if wants_page(request):
+            return await answer(request, fail)
+        return await run_in_threadpool(problem_of, request, error)
