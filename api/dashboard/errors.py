@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from api.dashboard.rendering import page
-from api.http.problems import internal_error, problem_of
 from api.dashboard.viewers import viewer_of
+from api.http.problems import internal_error, problem_of
 from api.service.errors import Unauthenticated
 from planner.schema.errors import ShardwrightError
 

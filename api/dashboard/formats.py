@@ -11,7 +11,7 @@ _UNITS = ((86_400 * 365, "year"), (86_400 * 30, "month"), (86_400, "day"), (3600
 
 
 def when(timestamp: str, now: datetime | None = None) -> Markup:
-    """An ISO time as `3 minutes ago, 2026-03-02 10:00:00 UTC`; the first half is kept right by the page's script."""
+    """An ISO time as `3 minutes ago 2026-03-02 10:00:00 UTC`; the page keeps the first half right."""
     at = datetime.fromisoformat(timestamp).astimezone(UTC)
     return Markup('<time datetime="{}"><span class="ago">{}</span> <span class="at">{}</span></time>').format(
         timestamp, ago((now or datetime.now(UTC)) - at), at.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -54,7 +54,7 @@ async def answer(request: Request, handler: Handler) -> Response:
     try:
         await check_own_form(request)
         response = await handler(request)
-    except Exception as error:  # noqa: BLE001 - what is no error of the caller is logged there
+    except Exception as error:
         response = await error_page(request, error)
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
