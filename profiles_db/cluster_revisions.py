@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
+from profiles_db import documents
 from profiles_db.insert import insert_if_absent
 from profiles_db.pages import Cursor, Page, highest_first, page_of_numbers
 from profiles_db.tables import (
@@ -114,7 +115,13 @@ def affected_plans(session: Session, tenant: str, cluster_hash: str) -> Sequence
     return [Affected(plan_id=plan_id) for plan_id in newest_of.values()]
 
 
-def _named(tenant: str, name: str) -> Select[str]:
-    return select(DocumentRow.content_hash).where(
-        DocumentRow.tenant == tenant, DocumentRow.kind == DocumentKind.CLUSTER, DocumentRow.name == name
+def num_plans(session: Session, tenant: str, name: str) -> int:
+    """Number of plans that rest on any description of a cluster."""
+    query = select(func.count()).select_from(PlanRow)
+    return (
+        session.scalar(query.where(PlanRow.tenant == tenant, PlanRow.cluster_hash.in_(_named(tenant, name)))) or 0
     )
+
+
+def _named(tenant: str, name: str) -> Select[str]:
+    return documents.named(tenant, DocumentKind.CLUSTER, name)

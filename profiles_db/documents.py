@@ -1,8 +1,9 @@
 """Content-addressed documents of a tenant: models, clusters and profiles."""
 
 import zlib
+from collections.abc import Iterable
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, undefer
 
 from planner.schema import ClusterDescription, ModelDescription, Profile
@@ -61,6 +62,28 @@ def page(
         newest_first(query, DocumentRow.created_at_us, DocumentRow.content_hash, cursor=cursor, limit=limit)
     ).all()
     return page_of(rows, "content_hash", limit=limit)
+
+
+def names(session: Session, tenant: str, hashes: Iterable[str]) -> dict[str, str]:
+    """Names of documents by their hash."""
+    query = select(DocumentRow.content_hash, DocumentRow.name)
+    chosen = query.where(DocumentRow.tenant == tenant, DocumentRow.content_hash.in_(set(hashes)))
+    return dict(session.execute(chosen).all())
+
+
+def named(tenant: str, kind: DocumentKind, name: str) -> Select[str]:
+    """Hashes of documents of a name, for a condition."""
+    return select(DocumentRow.content_hash).where(
+        DocumentRow.tenant == tenant, DocumentRow.kind == kind, DocumentRow.name == name
+    )
+
+
+def names_of_kind(session: Session, tenant: str, kind: DocumentKind, *, after: str = "", limit: int) -> list[str]:
+    """Names of documents in alphabetical order, each once."""
+    query = select(DocumentRow.name).where(
+        DocumentRow.tenant == tenant, DocumentRow.kind == kind, DocumentRow.name > after
+    )
+    return list(session.scalars(query.distinct().order_by(DocumentRow.name).limit(limit)))
 
 
 def _is(tenant: str, kind: DocumentKind, content_hash: str) -> tuple[ColumnElement[bool], ...]:

@@ -144,9 +144,10 @@ def raise_priority(session: Session, job_id: str, priority: JobPriority) -> None
     )
 
 
-def count_by_state(session: Session) -> dict[str, int]:
-    """Number of jobs in each state."""
-    rows = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state))
+def count_by_state(session: Session, tenant: str | None = None) -> dict[str, int]:
+    """Number of jobs in each state, of a tenant or of all."""
+    query = select(JobRow.state, func.count()).group_by(JobRow.state)
+    rows = session.execute(query if tenant is None else query.where(JobRow.tenant == tenant))
     return dict(rows.all())
 
 

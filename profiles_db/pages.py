@@ -2,13 +2,14 @@
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Select, tuple_
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import ColumnElement, Select, and_, or_, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from planner.schema.errors import ShardwrightError
 
@@ -129,3 +130,60 @@ def page_of_numbers(rows: Sequence[Any], number: str, *, limit: int) -> Page[Any
 def _cut(rows: Sequence[Any], limit: int, place_of: Callable[[Any], Cursor]) -> Page[Any]:
     items = rows[:limit]
     return Page(items=items, next=place_of(items[-1]).encode() if len(rows) > limit else None)
+
+
+def sorted_page(
+    session: Session,
+    query: Select[Row],
+    column: InstrumentedAttribute[Any],
+    key: InstrumentedAttribute[str],
+    *,
+    is_descending: bool,
+    cursor: str | None,
+    limit: int,
+) -> Page[Any]:
+    """Rows in the order of any column, equal ones in that of their key; rows without a value come last.
+
+    Raises:
+        InvalidCursor: the cursor is not from an earlier page in the same order.
+    """
+    order = f"{column.key} {'desc' if is_descending else 'asc'}"
+    if cursor is not None:
+        query = query.where(_after(column, key, is_descending, _place(cursor, order)))
+    by_value = column.desc() if is_descending else column.asc()
+    by_key = key.desc() if is_descending else key.asc()
+    rows = session.scalars(query.order_by(column.is_(None), by_value, by_key).limit(limit + 1)).all()
+    items = rows[:limit]
+    more = len(rows) > limit
+    return Page(
+        items=items,
+        next=_encode([order, getattr(items[-1], column.key), getattr(items[-1], key.key)]) if more else None,
+    )
+
+
+def _after(
+    column: InstrumentedAttribute[Any], key: InstrumentedAttribute[str], is_descending: bool, place: tuple[Any, str]
+) -> ColumnElement[bool]:
+    value, last = place
+    beyond = key < last if is_descending else key > last
+    if value is None:
+        return and_(column.is_(None), beyond)
+    further = column < value if is_descending else column > value
+    return or_(further, and_(column == value, beyond), column.is_(None))
+
+
+def _encode(place: list[Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+
+
+def _place(cursor: str, order: str) -> tuple[Any, str]:
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        place = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        place = None
+    match place:
+        case [str(given), None | int() | float() as value, str(last)] if given == order:
+            if value is None or -(2**62) < value < 2**62:
+                return value, last
+    raise InvalidCursor(_REMEDY)

@@ -1,14 +1,16 @@
 """Plans of a tenant under their identity, and lists of them."""
 
 import zlib
+from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from planner.schema import Plan, PlanBody
+from profiles_db import documents
 from profiles_db.insert import insert_if_absent
-from profiles_db.pages import Cursor, Page, newest_first, page_of
-from profiles_db.tables import PlanRow, now_us
+from profiles_db.pages import Cursor, Page, newest_first, page_of, sorted_page
+from profiles_db.tables import DocumentKind, PlanRow, now_us
 
 
 def put(session: Session, tenant: str, plan: Plan) -> bool:
@@ -57,25 +59,65 @@ def get_row(session: Session, tenant: str, plan_id: str) -> PlanRow | None:
     return session.get(PlanRow, (tenant, plan_id))
 
 
+SORTABLE: dict[str, InstrumentedAttribute[Any]] = {
+    "created": PlanRow.created_at_us,
+    "step_time": PlanRow.step_time_ns,
+    "memory": PlanRow.reserved_bytes,
+    "gap": PlanRow.gap,
+    "ranks": PlanRow.world_size,
+}
+"""Columns that lists can be in the order of, by their name outside."""
+
+
 def page(
     session: Session,
     tenant: str,
     *,
+    name: str | None = None,
     model_hash: str | None = None,
+    model_name: str | None = None,
     cluster_hash: str | None = None,
+    cluster_name: str | None = None,
     outcome: str | None = None,
-    cursor: Cursor | None = None,
+    sort: str = "created",
+    is_descending: bool = True,
+    cursor: str | None = None,
     limit: int = 50,
 ) -> Page[PlanRow]:
-    """Plans, newest first, without their bodies."""
+    """Plans without their bodies, newest first unless another order is wanted; `name` is any part of the name.
+
+    Raises:
+        InvalidCursor: the cursor is not from an earlier page in the same order.
+    """
     query = select(PlanRow).where(PlanRow.tenant == tenant)
-    if model_hash is not None:
-        query = query.where(PlanRow.model_hash == model_hash)
-    if cluster_hash is not None:
-        query = query.where(PlanRow.cluster_hash == cluster_hash)
-    if outcome is not None:
-        query = query.where(PlanRow.outcome == outcome)
-    rows = session.scalars(
-        newest_first(query, PlanRow.created_at_us, PlanRow.plan_id, cursor=cursor, limit=limit)
-    ).all()
-    return page_of(rows, "plan_id", limit=limit)
+    if name is not None:
+        query = query.where(PlanRow.name.icontains(name, autoescape=True))
+    for column, wanted in (
+        (PlanRow.model_hash, model_hash),
+        (PlanRow.cluster_hash, cluster_hash),
+        (PlanRow.outcome, outcome),
+    ):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    if model_name is not None:
+        query = query.where(PlanRow.model_hash.in_(documents.named(tenant, DocumentKind.MODEL, model_name)))
+    if cluster_name is not None:
+        query = query.where(PlanRow.cluster_hash.in_(documents.named(tenant, DocumentKind.CLUSTER, cluster_name)))
+    if (sort, is_descending) != ("created", True):
+        return sorted_page(
+            session,
+            query,
+            SORTABLE[sort],
+            PlanRow.plan_id,
+            is_descending=is_descending,
+            cursor=cursor,
+            limit=limit,
+        )
+    newest = newest_first(query, PlanRow.created_at_us, PlanRow.plan_id, cursor=Cursor.of(cursor), limit=limit)
+    return page_of(session.scalars(newest).all(), "plan_id", limit=limit)
+
+
+def count_by_outcome(session: Session, tenant: str) -> dict[str, int]:
+    """Number of plans of each outcome."""
+    query = select(PlanRow.outcome, func.count()).where(PlanRow.tenant == tenant).group_by(PlanRow.outcome)
+    return dict(session.execute(query).all())

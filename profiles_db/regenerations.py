@@ -186,10 +186,13 @@ def num_open(session: Session, row: RegenerationRow) -> int:
     return session.scalar(select(func.count()).where(*_of(row), RegenerationItemRow.state.in_(OPEN_ITEMS))) or 0
 
 
-def count_running(session: Session) -> tuple[int, int]:
-    """Regenerations that go on, over all tenants, and new revisions that wait for a person."""
+def count_running(session: Session, tenant: str | None = None) -> tuple[int, int]:
+    """Regenerations that go on, and new revisions that wait for a person; of a tenant or of all."""
     running = select(func.count()).where(RegenerationRow.state == RegenerationState.RUNNING)
     reviews = select(func.count()).where(RegenerationItemRow.review == Review.WAITING)
+    if tenant is not None:
+        running = running.where(RegenerationRow.tenant == tenant)
+        reviews = reviews.where(RegenerationItemRow.tenant == tenant)
     return session.scalar(running) or 0, session.scalar(reviews) or 0
 
 

@@ -62,3 +62,11 @@ def fields(session: Session, tenant: str, request_hash: str) -> tuple[RequestRow
     row = session.get(RequestRow, (tenant, request_hash))
     assert row is not None, "foreign keys keep the requests of plans"
     return row, json.loads(zlib.decompress(row.rest))
+
+
+def names(session: Session, tenant: str, request_hash: str) -> tuple[str, str]:
+    """Names of the model and the cluster of a stored request."""
+    row = session.get(RequestRow, (tenant, request_hash))
+    assert row is not None, "foreign keys keep the requests of jobs"
+    found = documents.names(session, tenant, (row.model_hash, row.cluster_hash))
+    return found[row.model_hash], found[row.cluster_hash]

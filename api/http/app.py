@@ -16,6 +16,7 @@ from api.http.jobs.endpoints import router as jobs_router
 from api.http.keys.endpoints import router as keys_router
 from api.http.lineages.endpoints import router as lineages_router
 from api.http.openapi import describe
+from api.http.overview.endpoints import router as overview_router
 from api.http.plans.endpoints import router as plans_router
 from api.http.problems import add_problem_handlers
 from api.http.regenerations.endpoints import router as regenerations_router
@@ -62,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         jobs_router,
         keys_router,
         identity_router,
+        overview_router,
         health_router,
     ):
         app.include_router(router)

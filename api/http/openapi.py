@@ -36,6 +36,7 @@ _TAGS = [
     {"name": "clusters", "description": "Cluster descriptions, kept by content."},
     {"name": "profiles", "description": "Measured profiles, kept by content."},
     {"name": "keys", "description": "API keys of the caller's tenant, and who the caller is."},
+    {"name": "overview", "description": "How much there is of everything."},
     {"name": "health", "description": "For operators and load balancers."},
 ]
 

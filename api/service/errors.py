@@ -71,6 +71,12 @@ class NotActivatable(ShardwrightError):
     code = "not_activatable"
 
 
+class NotRetryable(ShardwrightError):
+    """A job that has nothing to try again."""
+
+    code = "not_retryable"
+
+
 class ChangedMeanwhile(ShardwrightError):
     """Something is no longer what the caller saw when it decided."""
 

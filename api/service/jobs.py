@@ -11,7 +11,7 @@ from api.service.callers import Caller
 from api.service.errors import JobFailed, NotFound
 from api.service.feed import JobFeed
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
-from profiles_db import executors, jobs, plans, provisional
+from profiles_db import executors, jobs, plans, provisional, requests
 from profiles_db.engine import Database
 from profiles_db.pages import Cursor, Page
 from profiles_db.tables import ExecutorRow, JobEventRow, JobPriority, JobRow, JobState
@@ -28,6 +28,8 @@ class JobView:
     progress: JobEventRow | None
     provisional_plan_id: str | None
     """None before there is one, and again when the proven plan has replaced it."""
+    model_name: str
+    cluster_name: str
 
     @property
     def is_final(self) -> bool:
@@ -162,8 +164,11 @@ class JobService:
 
 
 def _view(session: Session, job: JobRow) -> JobView:
+    model_name, cluster_name = requests.names(session, job.tenant, job.request_hash)
     return JobView(
         job=job,
         progress=jobs.last_event(session, job.job_id),
         provisional_plan_id=provisional.latest(session, job.job_id) if job.plan_id is None else None,
+        model_name=model_name,
+        cluster_name=cluster_name,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from api.service.callers import Caller
 from api.service.envelopes import with_envelope
-from api.service.errors import NotFound, TooManyJobs, UnknownReference
+from api.service.errors import NotFound, NotRetryable, TooManyJobs, UnknownReference
 from api.service.limits import RequestLimits
 from api.service.metrics import Metrics
 from api.service.parsing import SHA256, parse_document, parse_json
@@ -16,17 +16,35 @@ from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
 from planner.schema import PlanRequest
 from profiles_db import documents, jobs, plans, provisional, requests
 from profiles_db.engine import Database
-from profiles_db.pages import Cursor, Page
+from profiles_db.pages import Page
 from profiles_db.tables import JobPriority, JobRow, JobState, PlanRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFilter:
-    """Which plans a list shows; None means all."""
+    """Which plans a list shows, and in which order; None means all."""
 
+    name: str | None = None
+    """Any part of it, in any case."""
     model: str | None = None
+    """Hash."""
+    model_name: str | None = None
     cluster: str | None = None
+    """Hash."""
+    cluster_name: str | None = None
     outcome: str | None = None
+    sort: str = "created"
+    """One of `profiles_db.plans.SORTABLE`."""
+    is_descending: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedPlan:
+    """A plan in a list, with the names of what it is for."""
+
+    row: PlanRow
+    model_name: str
+    cluster_name: str
 
 
 class PlanService:
@@ -171,23 +189,53 @@ class PlanService:
         """Names the bytes that `get` gives: another key gives others."""
         return plan_id if self._signer is None else f"{plan_id}.{self._signer.key_id}"
 
-    def page(self, tenant: str, chosen: PlanFilter, *, cursor: str | None, limit: int) -> Page[PlanRow]:
-        """Plans, newest first.
+    def page(self, tenant: str, chosen: PlanFilter, *, cursor: str | None, limit: int) -> Page[ListedPlan]:
+        """Plans in the order that is chosen.
 
         Raises:
-            InvalidCursor: the cursor is not from an earlier page.
+            InvalidCursor: the cursor is not from an earlier page in this order.
         """
-        after = Cursor.of(cursor)
         with self._database.read() as session:
-            return plans.page(
+            found = plans.page(
                 session,
                 tenant,
+                name=chosen.name,
                 model_hash=chosen.model,
+                model_name=chosen.model_name,
                 cluster_hash=chosen.cluster,
+                cluster_name=chosen.cluster_name,
                 outcome=chosen.outcome,
-                cursor=after,
+                sort=chosen.sort,
+                is_descending=chosen.is_descending,
+                cursor=cursor,
                 limit=limit,
             )
+            hashes = {digest for row in found.items for digest in (row.model_hash, row.cluster_hash)}
+            names = documents.names(session, tenant, hashes)
+        items = [
+            ListedPlan(row=row, model_name=names[row.model_hash], cluster_name=names[row.cluster_hash])
+            for row in found.items
+        ]
+        return Page(items=items, next=found.next)
+
+    def retry(self, caller: Caller, job_id: str) -> JobRow:
+        """Ask again for what a job had no plan for; returns the new job.
+
+        Raises:
+            NotFound: the tenant has no such job.
+            NotRetryable: it goes on, has its plan, or the same request would fail again.
+            TooManyJobs, InvalidDocument, UnknownReference: as for any request.
+        """
+        with self._database.read() as session:
+            job = jobs.get(session, caller.tenant, job_id)
+            if job is None:
+                raise NotFound("job", job_id)
+            if not _may_be_tried_again(job):
+                why = "its request would fail again" if job.problem else f"it is {job.state}"
+                raise NotRetryable(f"job {job_id} cannot be tried again: {why}")
+            request = requests.get(session, caller.tenant, job.request_hash)
+        assert request is not None, "foreign keys keep the request of a job"
+        return self.submit_request(caller, request, JobPriority(job.priority))
 
 
 def _may_be_tried_again(job: JobRow) -> bool:

@@ -11,6 +11,7 @@ from api.service.keys import KeyService
 from api.service.limits import RequestLimits
 from api.service.lineages import LineageService
 from api.service.metrics import Metrics
+from api.service.overview import OverviewService
 from api.service.planner_process import PlannerProcesses
 from api.service.plans import PlanService
 from api.service.regenerations.clusters import ClusterRevisionService
@@ -58,6 +59,7 @@ class Services:
             signer=signer,
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
+        self.overview = OverviewService(self.database)
         self.lineages = LineageService(self.database, signer)
         self.clusters = ClusterRevisionService(self.database)
         webhook = _webhook(settings)

@@ -51,6 +51,14 @@ def cancel_job(caller: Planner, services: ServicesDep, job_id: JobId) -> Any:  #
     return Job.of(services.jobs.cancel(caller, job_id))
 
 
+@router.post("/{job_id}/retry", summary="Try a job again", response_model=Job, responses=PROBLEM_RESPONSES)
+def retry_job(caller: Planner, services: ServicesDep, job_id: JobId) -> Any:  # noqa: ANN401
+    """Posts the request of a job that failed, was cancelled or is parked once more; answers with the new job. 409
+    where there is nothing to try again.
+    """
+    return Job.of(services.jobs.get(caller.tenant, services.plans.retry(caller, job_id).job_id))
+
+
 @router.get(
     "/{job_id}/events",
     summary="Follow a job",

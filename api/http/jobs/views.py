@@ -35,6 +35,8 @@ class Job(BaseModel):
                     "state": "running",
                     "priority": "launcher",
                     "request_hash": EXAMPLE_HASH,
+                    "model_name": "llama-70b",
+                    "cluster_name": "two nodes of eight",
                     "planner_version": "0.1.0",
                     "attempt": 1,
                     "created_at": "2026-03-02T10:00:00.000+00:00",
@@ -61,6 +63,8 @@ class Job(BaseModel):
     state: JobState
     priority: Literal["launcher", "batch", "regeneration"]
     request_hash: str
+    model_name: str
+    cluster_name: str
     planner_version: str
     attempt: int
     created_at: str
@@ -87,6 +91,8 @@ class Job(BaseModel):
             state=JobState(row.state),
             priority=_PRIORITY_NAMES[JobPriority(row.priority)],
             request_hash=row.request_hash,
+            model_name=view.model_name,
+            cluster_name=view.cluster_name,
             planner_version=row.planner_version,
             attempt=row.attempt,
             created_at=timestamp(row.created_at_us),

@@ -27,9 +27,9 @@ from api.http.jobs.views import Job, job_link
 from api.http.openapi import NOT_CHANGED, PROBLEM_RESPONSES, document_body, document_response
 from api.http.problems import failure_of
 from api.service.jobs import JobView
-from api.service.plans import PlanFilter
+from api.service.plans import ListedPlan, PlanFilter
 from api.service.services import Services
-from profiles_db.tables import JobPriority, PlanRow
+from profiles_db.tables import JobPriority
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
@@ -45,6 +45,15 @@ Priority = Annotated[
 ]
 HashFilter = Annotated[str | None, Query(pattern=SHA256_PATTERN, description="Only plans of this document.")]
 
+NameFilter = Annotated[
+    str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00]*$", description="Only these.")
+]
+Sort = Annotated[
+    Literal["created", "step_time", "memory", "gap", "ranks"],
+    Query(description="What the order follows; plans without a value come last."),
+]
+Order = Annotated[Literal["asc", "desc"], Query(description="Lowest or highest first.")]
+
 
 class PlanSummary(BaseModel):
     """A plan in a list."""
@@ -57,14 +66,17 @@ class PlanSummary(BaseModel):
     reserved_bytes: int | None
     gap: float | None
     model: str
+    model_name: str
     cluster: str
+    cluster_name: str
     planner_version: str
     created_at: str
     links: dict[str, str]
 
     @classmethod
-    def of(cls, row: PlanRow) -> "PlanSummary":
-        """Show a row."""
+    def of(cls, listed: ListedPlan) -> "PlanSummary":
+        """Show a plan."""
+        row = listed.row
         return cls(
             plan_id=row.plan_id,
             name=row.name,
@@ -74,7 +86,9 @@ class PlanSummary(BaseModel):
             reserved_bytes=row.reserved_bytes,
             gap=row.gap,
             model=row.model_hash,
+            model_name=listed.model_name,
             cluster=row.cluster_hash,
+            cluster_name=listed.cluster_name,
             planner_version=row.planner_version,
             created_at=timestamp(row.created_at_us),
             links={
@@ -94,7 +108,7 @@ class Accepted(Job):
 
 
 class PlanPage(BaseModel):
-    """Plans, newest first; `next` is the cursor of the next page."""
+    """Plans in the order that was asked for; `next` is the cursor of the next page."""
 
     items: list[PlanSummary]
     next: str | None
@@ -155,16 +169,32 @@ def _accepted(services: Services, view: JobView) -> Response:
 def list_plans(
     caller: Reader,
     services: ServicesDep,
+    name: NameFilter = None,
     model: HashFilter = None,
+    model_name: NameFilter = None,
     cluster: HashFilter = None,
+    cluster_name: NameFilter = None,
     outcome: Literal["feasible", "infeasible"] | None = None,
+    sort: Sort = "created",
+    order: Order = "desc",
     cursor: CursorParameter = None,
     limit: Limit = 50,
 ) -> Any:  # noqa: ANN401
-    """Newest first; `next` of a page is the `cursor` of the one after it."""
-    chosen = PlanFilter(model=model, cluster=cluster, outcome=outcome)
+    """Newest first unless another order is asked for; `next` of a page is the `cursor` of the one after it. `name`
+    is any part of a plan's name; names of models and clusters are whole ones.
+    """
+    chosen = PlanFilter(
+        name=name,
+        model=model,
+        model_name=model_name,
+        cluster=cluster,
+        cluster_name=cluster_name,
+        outcome=outcome,
+        sort=sort,
+        is_descending=order == "desc",
+    )
     page = services.plans.page(caller.tenant, chosen, cursor=cursor, limit=limit)
-    return PlanPage(items=[PlanSummary.of(row) for row in page.items], next=page.next)
+    return PlanPage(items=[PlanSummary.of(plan) for plan in page.items], next=page.next)
 
 
 @router.get(

@@ -11,6 +11,8 @@ from api.http.openapi import PROBLEM_RESPONSES, document_body
 from api.http.regenerations.views import (
     ClusterRevision,
     ClusterRevisionPage,
+    CurrentClusterPage,
+    CurrentClusterView,
     Regeneration,
     RegenerationItem,
     RegenerationItemPage,
@@ -27,6 +29,7 @@ _REVISIONS = "/clusters/{name:path}/revisions"
 """Names of clusters may have slashes, as they are or as %2F, which servers and proxies take for the same."""
 ClusterName = Annotated[str, Path(pattern=_NAME, description="Name of a cluster.", examples=["two nodes of eight"])]
 ClusterFilter = Annotated[str | None, Query(alias="cluster", pattern=_NAME, description="Only of this cluster.")]
+NameCursor = Annotated[str | None, Query(alias="cursor", pattern=_NAME, description="`next` of the page before.")]
 RegenerationId = Annotated[str, Path(pattern=r"^reg_[0-9a-f]{24}$", examples=["reg_5f0c1d2e3a4b5c6d7e8f9a0b"])]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="Number of an item.")]
 LOST: dict[str, Any] = {
@@ -64,6 +67,31 @@ async def revise_cluster(
         return JSONResponse(RegenerationPreview.of(found).model_dump(mode="json"))
     shown = Regeneration.of(found)
     return JSONResponse(shown.model_dump(mode="json"), 202, headers={"Location": shown.links["self"]})
+
+
+@router.get(
+    "/current-clusters",
+    summary="List clusters as they are now",
+    response_model=CurrentClusterPage,
+    responses=PROBLEM_RESPONSES,
+)
+def list_current_clusters(
+    caller: Reader, services: ServicesDep, cursor: NameCursor = None, limit: Limit = 50
+) -> Any:  # noqa: ANN401
+    """By name, each once: the description that holds now, what it has, and how many plans rest on it."""
+    page = services.clusters.currents(caller.tenant, after=cursor, limit=limit)
+    return CurrentClusterPage(items=[CurrentClusterView.of(found) for found in page.items], next=page.next)
+
+
+@router.get(
+    "/clusters/{name:path}/current",
+    summary="Get a cluster as it is now",
+    response_model=CurrentClusterView,
+    responses=PROBLEM_RESPONSES,
+)
+def get_current_cluster(caller: Reader, services: ServicesDep, name: ClusterName) -> Any:  # noqa: ANN401
+    """The description that holds now, what it has, and how many plans rest on it."""
+    return CurrentClusterView.of(services.clusters.current(caller.tenant, name))
 
 
 @router.get(

@@ -6,8 +6,10 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from api.http.dependencies import timestamp
-from api.service.regenerations.clusters import Preview
+from api.service.regenerations.clusters import CurrentCluster, Preview
 from api.service.regenerations.views import ItemView, RegenerationView
+from planner.catalog.devices import device
+from planner.schema import DeviceSheet, NodeGroup
 from profiles_db.tables import (
     ClusterRevisionRow,
     ItemState,
@@ -17,6 +19,61 @@ from profiles_db.tables import (
 )
 
 MAX_SHOWN = 200
+
+
+class CurrentClusterView(BaseModel):
+    """A cluster as it is now."""
+
+    name: str
+    cluster: str
+    """Hash of its description."""
+    revision: int
+    """0 for a cluster that was never changed."""
+    num_nodes: int
+    num_devices: int
+    devices: list[str]
+    """Kinds of devices, by name."""
+    device_memory_bytes: int
+    """Of all devices together, before what is reserved."""
+    num_plans: int
+    links: dict[str, str]
+
+    @classmethod
+    def of(cls, found: CurrentCluster) -> "CurrentClusterView":
+        """Show a cluster."""
+        groups = found.cluster.node_groups
+        sheets = [sheet_of(group) for group in groups]
+        path = f"/v1/clusters/{quote(found.cluster.name, safe='')}"
+        return cls(
+            name=found.cluster.name,
+            cluster=found.cluster_hash,
+            revision=found.revision,
+            num_nodes=found.cluster.num_nodes,
+            num_devices=found.cluster.num_devices,
+            devices=list(dict.fromkeys(sheet.name for sheet in sheets)),
+            device_memory_bytes=sum(
+                group.num_nodes * group.devices_per_node * (group.device_memory_bytes or sheet.memory_bytes)
+                for group, sheet in zip(groups, sheets, strict=True)
+            ),
+            num_plans=found.num_plans,
+            links={
+                "self": f"{path}/current",
+                "cluster": f"/v1/clusters/{found.cluster_hash}",
+                "revisions": f"{path}/revisions",
+            },
+        )
+
+
+class CurrentClusterPage(BaseModel):
+    """Clusters by name; `next` is the cursor of the next page."""
+
+    items: list[CurrentClusterView]
+    next: str | None
+
+
+def sheet_of(group: NodeGroup) -> DeviceSheet:
+    """The data sheet of the devices of a group, from the catalog where it is named."""
+    return device(group.device) if isinstance(group.device, str) else group.device
 
 
 class ClusterRevision(BaseModel):

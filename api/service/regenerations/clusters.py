@@ -59,6 +59,18 @@ class Preview:
     affected: list[Affected]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentCluster:
+    """A cluster as it is now."""
+
+    cluster: ClusterDescription
+    cluster_hash: str
+    revision: int
+    """0 for one that was never changed."""
+    num_plans: int
+    """That rest on any description of it."""
+
+
 class ClusterRevisionService:
     """Revisions of clusters of a tenant."""
 
@@ -168,6 +180,37 @@ class ClusterRevisionService:
         """
         with self._database.read() as session:
             return cluster_revisions.page(session, tenant, name, cursor=Cursor.of(cursor), limit=limit)
+
+    def current(self, tenant: str, name: str) -> CurrentCluster:
+        """A cluster as it is now.
+
+        Raises:
+            NotFound: no cluster of this name is stored.
+        """
+        with self._database.read() as session:
+            return _now(session, tenant, name)
+
+    def currents(self, tenant: str, *, after: str | None, limit: int) -> Page[CurrentCluster]:
+        """Clusters as they are now, by name; the cursor is the last name that was shown."""
+        with self._database.read() as session:
+            names = documents.names_of_kind(
+                session, tenant, DocumentKind.CLUSTER, after=after or "", limit=limit + 1
+            )
+            items = [_now(session, tenant, name) for name in names[:limit]]
+        return Page(items=items, next=names[limit - 1] if len(names) > limit else None)
+
+
+def _now(session: Session, tenant: str, name: str) -> CurrentCluster:
+    newest = cluster_revisions.newest(session, tenant, name)
+    cluster_hash = _current(session, tenant, name)
+    if cluster_hash is None:
+        raise NotFound("cluster", name)
+    return CurrentCluster(
+        cluster=_load(session, tenant, cluster_hash),
+        cluster_hash=cluster_hash,
+        revision=0 if newest is None else newest.revision,
+        num_plans=cluster_revisions.num_plans(session, tenant, name),
+    )
 
 
 def _store(
