@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from markupsafe import Markup
 
 from api.quantities import change, count, duration, percent, quantity, size
+from api.service.planner_process import Progress
 
 SHORT_DIGITS = 12
 _UNITS = ((86_400 * 365, "year"), (86_400 * 30, "month"), (86_400, "day"), (3600, "hour"), (60, "minute"))
@@ -59,11 +60,28 @@ def seconds_between(start: str, end: str) -> str:
     return duration(max(0, int(taken.total_seconds() * 1e9)))
 
 
+def gap_of(progress: Progress) -> float | None:
+    """Share of the best value so far that the bound leaves open; None before both are known."""
+    best, bound = progress.incumbent_ns, progress.bound_ns
+    if progress.incumbent_bytes is not None:
+        best, bound = progress.incumbent_bytes, progress.bound_bytes
+    return None if not best or bound is None else max(0, best - bound) / best
+
+
+def best_of(progress: Progress) -> str:
+    """The best value so far with its unit, in words before there is one."""
+    if progress.incumbent_bytes is not None:
+        return size(progress.incumbent_bytes)
+    return "no plan yet" if progress.incumbent_ns is None else duration(progress.incumbent_ns)
+
+
 FILTERS = {
+    "best": best_of,
     "bytes": size,
     "change": change,
     "count": count,
     "duration": duration,
+    "gap": gap_of,
     "percent": percent,
     "quantity": quantity,
     "rate": rate,

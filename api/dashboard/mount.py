@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 
 from api.dashboard import static_files
 from api.dashboard.errors import wants_page
-from api.dashboard.pages import login, overview
+from api.dashboard.pages import clusters, jobs, lineages, login, overview, plans, regenerations
 from api.dashboard.route import answer
 from api.http.problems import problem_of
 
@@ -14,6 +14,11 @@ ROUTERS = (
     static_files.router,
     login.router,
     overview.router,
+    plans.router,
+    lineages.router,
+    clusters.router,
+    regenerations.router,
+    jobs.router,
 )
 
 

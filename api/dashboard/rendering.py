@@ -1,7 +1,9 @@
 """Templates: `page` is how every page answers."""
 
 import json
+from collections.abc import Mapping
 from functools import cache
+from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -49,7 +51,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters.update(FILTERS)
-    found.globals.update(static=address_of, navigation=NAVIGATION, htmx_config=HTMX_CONFIG)
+    found.filters["in_path"] = in_path
+    found.globals.update(address=address, static=address_of, navigation=NAVIGATION, htmx_config=HTMX_CONFIG)
     return found
 
 
@@ -72,8 +75,33 @@ def page(request: Request, template: str, /, status: int = 200, **values: object
             is_session=getattr(request.state, "is_session", False),
             form_token=token,
             csrf=lambda: Markup('<input type="hidden" name="{}" value="{}">').format(TOKEN_FIELD, token),
+            ask_command=_ask_command(request),
             notice=NOTICES.get(request.query_params.get("notice", "")),
             **values,
         )
     )
     return HTMLResponse(text, status)
+
+
+def _ask_command(request: Request) -> str:
+    """How to ask this server for a first plan."""
+    key = ' -H "Authorization: Bearer $SHARDWRIGHT_API_KEY"' if getattr(request.state, "is_session", False) else ""
+    return (
+        "shardwright plan llama-3-8b h100-8 --seq 4096 --global-batch 64 --save-request request.json\n"
+        f"curl -s {request.base_url}v1/plans{key} -H 'content-type: application/json' -d @request.json"
+    )
+
+
+def address(path: str, state: Mapping[str, object] | None = None, /, **changes: object) -> str:
+    """A path with what a page shows in its query: `state`, with changes; what is empty or None is left out.
+
+    >>> address("/plans", {"name": "a b", "cursor": "x"}, cursor=None, sort="gap")
+    '/plans?name=a+b&sort=gap'
+    """
+    shown = {name: value for name, value in {**(state or {}), **changes}.items() if value not in (None, "")}
+    return f"{path}?{urlencode(shown)}" if shown else path
+
+
+def in_path(text: str) -> str:
+    """A name as one part of a path."""
+    return quote(text, safe="")

@@ -64,3 +64,8 @@ class DocumentService:
         after = Cursor.of(cursor)
         with self._database.read() as session:
             return documents.page(session, tenant, kind, cursor=after, limit=limit)
+
+    def names(self, tenant: str, kind: DocumentKind, *, limit: int) -> list[str]:
+        """Names of documents of a kind in alphabetical order, each once, the first `limit`."""
+        with self._database.read() as session:
+            return documents.names_of_kind(session, tenant, kind, limit=limit)

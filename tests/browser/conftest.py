@@ -3,66 +3,15 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
 
-from api.http.examples import CLUSTER
-from tests.api.http.server import Server, decoder_request
+from tests.api.http.server import Server
+from tests.browser.site import Site, fill
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 BROWSER_REQUIRED = os.environ.get("REQUIRE_BROWSER") == "1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """A server, and what is stored there."""
-
-    server: Server
-    plan_ids: list[str]
-    """Feasible ones of the same model in two sizes; the first two are revisions 1 and 2 of the lineage."""
-    infeasible_id: str
-    lineage: str
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def get(self, path: str) -> dict:
-        """JSON of the API."""
-        answer = self.server.http.get(path)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def post(self, path: str, body: dict) -> dict:
-        answer = self.server.http.post(path, json=body)
-        assert answer.status_code < 300, answer.text
-        return answer.json()
-
-
-def fill(server: Server) -> Site:
-    """Ask a server for a few small plans, put them in a lineage."""
-    http = server.http
-
-    def plan(request: dict) -> str:
-        answer = http.post("/v1/plans?wait=300", json=request)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["envelope"]["plan_id"]
-
-    two, workload = decoder_request(2), decoder_request(2)["workload"]
-    plan_ids = [
-        plan(two),
-        plan({**two, "workload": {**workload, "micro_batch": 2 * workload["micro_batch"]}}),
-        plan(decoder_request(4)),
-    ]
-    tiny = {**CLUSTER, "name": "too small"}
-    tiny["node_groups"] = [{**group, "device_memory_bytes": 2**28} for group in CLUSTER["node_groups"]]
-    infeasible_id = plan({**two, "cluster": tiny})
-    for plan_id in plan_ids[:2]:
-        answer = http.post("/v1/lineages", json={"name": "small-decoder", "plan": plan_id, "why": "first trial"})
-        assert answer.status_code in (200, 201), answer.text
-    return Site(server=server, plan_ids=plan_ids, infeasible_id=infeasible_id, lineage="small-decoder")
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,30 @@
     if (notice) notice.hidden = !isLost;
   }
 
+  // Of a form with fields for several kinds of change, those of the chosen kind.
+  function showFieldsOfChange(form) {
+    const chosen = form.elements.namedItem("change").value;
+    for (const field of form.querySelectorAll("[data-for]")) {
+      field.hidden = !field.dataset.for.split(" ").includes(chosen);
+    }
+  }
+
+  function prepare() {
+    refreshTimes();
+    showCopyButtons(document);
+    for (const form of document.querySelectorAll("[data-change-form]")) showFieldsOfChange(form);
+  }
+
+  document.addEventListener("change", (event) => {
+    const form = event.target.closest("[data-change-form]");
+    if (form) showFieldsOfChange(form);
+  });
+  // Addresses say what is shown, and nothing about fields that were left empty.
+  document.addEventListener("htmx:config:request", (event) => {
+    const request = event.detail.ctx.request;
+    if (request.method !== "GET" || !request.form) return;
+    for (const [name, value] of [...request.body]) if (value === "") request.body.delete(name);
+  });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-copy]");
     if (button) copy(button);
@@ -52,12 +76,11 @@
   document.addEventListener("htmx:response:error", (event) => setLost(event.detail.ctx.response.status >= 500));
   document.addEventListener("htmx:after:swap", () => {
     setLost(false);
-    refreshTimes();
-    showCopyButtons(document);
+    prepare();
   });
   document.addEventListener("DOMContentLoaded", () => {
-    refreshTimes();
-    showCopyButtons(document);
+    prepare();
+    document.getElementById("preview-panel")?.focus();
     setInterval(refreshTimes, 20000);
   });
 })();
