@@ -54,6 +54,8 @@ class Settings(BaseSettings):
     """A planner that runs longer is stopped; requests carry their own, deterministic limit."""
     max_calls: Annotated[int, Field(ge=1)] = 20_000
     """Calls in the forward of a model, blocks among them; requests with more are refused."""
+    max_simulated_calls: Annotated[int, Field(ge=1)] = 5_000
+    """As `max_calls`, of a model whose step is replayed while somebody waits: 1,000 take about two seconds."""
     max_search_s: Annotated[float, Field(gt=0)] = 1200.0
     """Seconds that a request may let its search run (`search.wall_clock_s`)."""
     max_deterministic_time: Annotated[float, Field(gt=0)] = 2000.0

@@ -34,17 +34,9 @@ def timeline(
     decisions = load_decisions(plan)
     request = options.to_request()
 
-    from planner.simulate import replay
-    from planner.simulate.predict import program_of
-    from planner.simulate.trace import chrome_trace
+    from planner.simulate.timeline import timeline_of
 
-    built = program_of(request, decisions)
-    trace = chrome_trace(
-        [replay(program, points=True) for program, _ in built.programs],
-        name=f"{request.model.name} on {request.cluster.name}",
-        optimizer_ns=built.optimizer_ns,
-        cpu_optimizer_ns=built.cpu_optimizer_ns,
-    )
+    trace = timeline_of(request, decisions).chrome_trace(f"{request.model.name} on {request.cluster.name}")
     text = json.dumps(trace) + "\n"
     if output is None:
         typer.echo(text, nl=False)

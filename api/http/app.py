@@ -21,6 +21,7 @@ from api.http.plans.endpoints import router as plans_router
 from api.http.problems import add_problem_handlers
 from api.http.regenerations.endpoints import router as regenerations_router
 from api.http.requests import HostCheck, RequestContext
+from api.http.simulations.endpoints import router as simulations_router
 from api.service.services import Services
 from api.settings import Settings
 from planner import __version__
@@ -58,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(document_router(kind))
     for router in (
         plans_router,
+        simulations_router,
         lineages_router,
         regenerations_router,
         jobs_router,

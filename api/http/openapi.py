@@ -11,6 +11,7 @@ from api.http.problems import MEDIA_TYPE, Problem
 from api.service.keys import NewKey, Rotation
 from api.service.lineages import Activation, NewRevision
 from api.service.regenerations.clusters import NewClusterRevision
+from api.service.simulations import NewSimulation
 from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile, RequestReferences
 
 _CONTRACT: tuple[type[BaseModel], ...] = (
@@ -26,9 +27,11 @@ _CONTRACT: tuple[type[BaseModel], ...] = (
     NewRevision,
     Activation,
     NewClusterRevision,
+    NewSimulation,
 )
 _TAGS = [
     {"name": "plans", "description": "Ask for plans, get and list them."},
+    {"name": "simulations", "description": "Predictions without a search, and the step of a plan from inside."},
     {"name": "lineages", "description": "Revisions of a plan for one training, and which is active."},
     {"name": "regenerations", "description": "Clusters change, and their plans are made again."},
     {"name": "jobs", "description": "Searches under way."},

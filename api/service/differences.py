@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy.orm import Session
 
-from planner.schema import Workload
+from planner.schema import PlanBody, Workload
 from profiles_db import documents, requests
 from profiles_db.tables import DocumentKind, PlanRow
 
@@ -27,15 +27,33 @@ class InputChange:
     words: str
 
 
-def input_changes(session: Session, before: PlanRow, after: PlanRow) -> list[InputChange]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a plan was made from, and by what."""
+
+    request_hash: str
+    planner_version: str
+
+    @classmethod
+    def of_row(cls, row: PlanRow) -> Self:
+        """Of a row."""
+        return cls(request_hash=row.request_hash, planner_version=row.planner_version)
+
+    @classmethod
+    def of_body(cls, body: PlanBody) -> Self:
+        """Of a plan that may have no row, being provisional."""
+        return cls(request_hash=body.inputs.request, planner_version=body.planner_version)
+
+
+def input_changes(session: Session, tenant: str, before: Origin, after: Origin) -> list[InputChange]:
     """What differs between the inputs of two plans of one tenant."""
-    old, old_fields = requests.fields(session, before.tenant, before.request_hash)
-    new, new_fields = requests.fields(session, after.tenant, after.request_hash)
+    old, old_fields = requests.fields(session, tenant, before.request_hash)
+    new, new_fields = requests.fields(session, tenant, after.request_hash)
     found = []
     if old.model_hash != new.model_hash:
         found.append(("model", f"described anew: {_arrow(old.model_hash, new.model_hash)}"))
     if old.cluster_hash != new.cluster_hash:
-        clusters = (_cluster(session, before.tenant, row.cluster_hash) for row in (old, new))
+        clusters = (_cluster(session, tenant, row.cluster_hash) for row in (old, new))
         found.append(("cluster", in_words(document_changes(*clusters))))
     if old.profile_hash != new.profile_hash:
         found.append(("profile", _arrow(old.profile_hash, new.profile_hash)))

@@ -65,6 +65,15 @@ class NoActivePlan(ShardwrightError):
     code = "no_active_plan"
 
 
+class NoDecisions(ShardwrightError):
+    """An infeasible plan, which decides nothing."""
+
+    code = "no_decisions"
+
+    def __init__(self, plan_id: str) -> None:
+        super().__init__(f"plan {plan_id} is infeasible and decides nothing; ask for a solve of another request")
+
+
 class NotActivatable(ShardwrightError):
     """A revision that nobody could train with, or that has been decided about."""
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from api.service.callers import Caller
-from api.service.differences import InputChange, input_changes
+from api.service.differences import InputChange, Origin, input_changes
 from api.service.envelopes import with_envelope
 from api.service.errors import (
     ChangedMeanwhile,
@@ -257,7 +257,7 @@ class LineageService:
             assert rows[1] is not None
             assert old is not None
             assert new is not None
-            inputs = input_changes(session, rows[0], rows[1])
+            inputs = input_changes(session, tenant, Origin.of_row(rows[0]), Origin.of_row(rows[1]))
         return RevisionDifference(before=before, after=after, inputs=inputs, differences=diff(old, new))
 
 

@@ -119,10 +119,15 @@ class PlanService:
         """Read a request; parts given as `sha256:...` are taken from the store."""
         value = parse_json(body)
         if isinstance(value, dict):
-            self._resolve(tenant, value)
+            self.resolve(tenant, value)
         return parse_document(PlanRequest, value)
 
-    def _resolve(self, tenant: str, value: dict[str, Any]) -> None:
+    def resolve(self, tenant: str, value: dict[str, Any]) -> None:
+        """Put stored documents in place of the references in the JSON of a request.
+
+        Raises:
+            UnknownReference: one is not stored.
+        """
         for kind, document_type in documents.DOCUMENT_TYPES.items():
             reference = value.get(kind.value)
             if not isinstance(reference, str) or not SHA256.fullmatch(reference):

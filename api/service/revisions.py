@@ -4,7 +4,7 @@ import re
 
 from sqlalchemy.orm import Session
 
-from api.service.differences import input_changes
+from api.service.differences import Origin, input_changes
 from api.service.errors import AmbiguousLineage, NotActivatable, NotFound
 from profiles_db import lineages, plans
 from profiles_db.tables import Cause, LineageRow, PlanRow, RevisionRow
@@ -38,7 +38,9 @@ def append(session: Session, lineage: LineageRow, plan: PlanRow, *, cause: Cause
     """Add a plan to a locked lineage, with what its inputs have changed since the revision before."""
     newest = lineages.revision(session, lineage, lineage.newest_revision)
     before = None if newest is None else plans.get_row(session, lineage.tenant, newest.plan_id)
-    changes = [] if before is None else input_changes(session, before, plan)
+    changes = (
+        [] if before is None else input_changes(session, plan.tenant, Origin.of_row(before), Origin.of_row(plan))
+    )
     words = "the first revision" if before is None else "; ".join(change.words for change in changes)
     return lineages.add_revision(
         session,

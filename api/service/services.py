@@ -20,6 +20,7 @@ from api.service.regenerations.service import RegenerationService
 from api.service.regenerations.webhook import Webhook
 from api.service.sessions import SessionService
 from api.service.signing import Signer
+from api.service.simulations import SimulationService
 from api.service.solve import Solver
 from api.settings import Settings
 from planner.schema import PlanRequest
@@ -60,6 +61,7 @@ class Services:
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
         self.overview = OverviewService(self.database)
+        self.simulations = SimulationService(self.database, self.plans, max_calls=settings.max_simulated_calls)
         self.lineages = LineageService(self.database, signer)
         self.clusters = ClusterRevisionService(self.database)
         webhook = _webhook(settings)

@@ -213,12 +213,17 @@ def _tensors(built: PlanProgram) -> Tensors:
     return tensors_of(built.inputs, built.knobs, [built.costs.optimizer_state_bytes(*shard) for shard in shards])
 
 
+def exposed_part(cause: OperationKind | None) -> str:
+    """Field of `StepBreakdown` that a stall of the compute stream counts for; None is the CPU."""
+    return _EXPOSED.get(cause, "exposed_launch_ns")
+
+
 def _breakdown(counted: Sequence[tuple[Replay, int]], optimizer_ns: int) -> StepBreakdown:
     parts = dict.fromkeys(_EXPOSED.values(), 0)
     recompute = copies = total = 0
     for run, num in counted:
         for stall in run.stalls:
-            parts[_EXPOSED.get(stall.cause, "exposed_launch_ns")] += num * stall.duration_ns
+            parts[exposed_part(stall.cause)] += num * stall.duration_ns
         recompute += num * run.busy_ns(OperationKind.RECOMPUTE)
         copies += num * sum(run.busy_ns(kind) for kind in _COPIES)
         total += num * run.micro_batch_ns

@@ -118,14 +118,15 @@ def _slice(
 
 
 def _counters(run: Replay, offset_ns: int) -> Iterator[TraceEvent]:
-    for time_ns, point in _timed(run):
+    for time_ns, point in timed_points(run):
         sizes = {category.value: point.by_category_bytes.get(category, 0) for category in MemoryCategory}
         shared = {"ph": "C", "pid": _PROCESS, "ts": (offset_ns + time_ns) / 1000}
         yield shared | {"name": "memory", "args": sizes}
         yield shared | {"name": "memory in all", "args": {"bytes": point.total_bytes}}
 
 
-def _timed(run: Replay) -> Iterator[tuple[float, MemoryPoint]]:
+def timed_points(run: Replay) -> Iterator[tuple[float, MemoryPoint]]:
+    """Memory points with the time (ns) that they are shown at, which is a convention: see the note above."""
     points = iter(run.points)
     point = next(points, None)
     for span in (span for span in run.spans if span.stream is Stream.COMPUTE):

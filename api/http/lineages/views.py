@@ -1,10 +1,9 @@
 """What lineages look like from outside."""
 
-from typing import Any
-
 from pydantic import BaseModel
 
 from api.http.dependencies import timestamp
+from api.http.differences import Change
 from api.service.lineages import LineageView, RevisionDifference
 from profiles_db.tables import ActivationRow, LineageRow, RevisionRow
 
@@ -119,15 +118,6 @@ class ActivationPage(BaseModel):
     next: str | None
 
 
-class Change(BaseModel):
-    """One thing that differs."""
-
-    path: str
-    before: str
-    after: str
-    words: str
-
-
 class RevisionsCompared(BaseModel):
     """Two revisions side by side: what was asked differently, and what came of it."""
 
@@ -140,15 +130,11 @@ class RevisionsCompared(BaseModel):
     @classmethod
     def of(cls, found: RevisionDifference) -> "RevisionsCompared":
         """Show a difference."""
-        changes: list[dict[str, Any]] = [
-            {"path": item.path, "before": item.before, "after": item.after, "words": item.words}
-            for item in found.differences
-        ]
         return cls(
             before=found.before,
             after=found.after,
             inputs={change.kind: change.words for change in found.inputs},
-            changes=[Change(**change) for change in changes],
+            changes=Change.all_of(found.differences),
         )
 
 
