@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented
-from api.quantities import change, duration, gib, percent, size
-from planner.schema import Alternative, Certificate, PlanBody, Predictions, ShadowValue
+from api.quantities import change, duration, gib
+from planner.schema import Alternative, PlanBody, Predictions
 
 _GAP = "{} ones are within the accepted gap (--gap), part of which makes the plan easier to read"
 
@@ -21,29 +21,6 @@ def alternatives_part(body: PlanBody) -> RenderableType | None:
 def why_not_part(body: PlanBody) -> RenderableType | None:
     """The best plans found with one kind of decision changed."""
     return _part("With other decisions", body.reasons.why_not, body)
-
-
-def shadow_words(body: PlanBody) -> tuple[str, ...]:
-    """What looser limits are worth, under the mesh and grouping of the plan."""
-    if body.certificate is None or not body.reasons.shadow:
-        return ()
-    if all(one.saves_at_most == 0 for one in body.reasons.shadow):
-        spared = "memory" if body.reasons.shadow[0].limit == "memory_bytes" else "time per step"
-        return (f"more {spared} would save nothing with this mesh and grouping",)
-    return tuple(_worth(one, body.certificate) for one in body.reasons.shadow)
-
-
-def _worth(one: ShadowValue, certificate: Certificate) -> str:
-    more = f"{size(one.more)} more memory" if one.limit == "memory_bytes" else f"{duration(one.more)} more per step"
-    saved = "of the step" if one.limit == "memory_bytes" else "of the peak memory"
-    least, most = (percent(saves / certificate.value) for saves in (one.saves_at_least, one.saves_at_most))
-    if least == most:
-        amount = least
-    elif one.saves_at_least == 0:
-        amount = f"at most {most}"
-    else:
-        amount = f"at least {least}, at most {most}"
-    return f"{more} would save {amount} {saved} with this mesh and grouping"
 
 
 def _part(title: str, others: Sequence[Alternative], body: PlanBody) -> RenderableType | None:

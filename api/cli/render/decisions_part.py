@@ -7,9 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli.render.arrange import indented
-from api.cli.render.folding import Strip, UnitRow, UnitTraits, decision_strips, fold_units, mesh_words
-from api.quantities import count, quantity
-from planner.schema import Decisions, GradientSync
+from api.folding import Strip, UnitRow, UnitTraits, decision_strips, fold_units
+from api.plan_words import global_words
+from api.quantities import quantity
+from planner.schema import Decisions
 
 _LEAST_BLOCKS_FOR_A_STRIP = 4
 _ROOMY = 72
@@ -29,37 +30,6 @@ def decisions_part(decisions: Decisions) -> RenderableType:
     strips = [strip for strip in decision_strips(decisions) if len(strip.marks) >= _LEAST_BLOCKS_FOR_A_STRIP]
     parts += [indented(StripLine(strip)) for strip in strips]
     return Group(*parts)
-
-
-def global_words(decisions: Decisions) -> str:
-    """Mesh, batches and settings that hold everywhere."""
-    runtime = decisions.runtime
-    words = [
-        mesh_words(decisions.mesh),
-        f"{count(decisions.num_micro_batches, 'micro-batch')} of {count(decisions.micro_batch, 'sequence')}",
-        count(len(decisions.units), "unit"),
-    ]
-    if decisions.param_dtype is not None:
-        words.append(f"{decisions.param_dtype} parameters")
-    if decisions.reduce_dtype is not None:
-        words.append(f"{decisions.reduce_dtype} reduce")
-    if decisions.optimizer_implementation is not None:
-        words.append(f"{decisions.optimizer_implementation} optimizer")
-    if runtime.reduce_scatter_max_input_buffers != 1:
-        words.append(f"{runtime.reduce_scatter_max_input_buffers} reduce buffers")
-    if runtime.separate_reduce_scatter_group:
-        words.append("own communicator for reduces")
-    if runtime.gradient_sync is GradientSync.LAST_MICRO_BATCH:
-        words.append("gradients reduced on the last micro-batch only")
-    if runtime.gradient_sync is GradientSync.ALL_REDUCE_ON_LAST:
-        words.append("all-reduced on the last micro-batch only")
-    if runtime.reduce_scatter_unused_params:
-        words.append("unused parameters reduced as zeros")
-    if runtime.post_optimizer_event:
-        words.append("gathers wait for the optimizer alone")
-    if decisions.shard_dims:
-        words.append(f"{count(len(decisions.shard_dims), 'parameter')} sharded on another dimension than 0")
-    return ", ".join(words)
 
 
 class UnitTable:

@@ -6,11 +6,12 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from api.cli.render.alternatives_part import alternatives_part, shadow_words, why_not_part
+from api.cli.render.alternatives_part import alternatives_part, why_not_part
 from api.cli.render.arrange import indented, spaced
 from api.cli.render.decisions_part import decisions_part
 from api.cli.render.infeasible_part import NOT_MEMORY, infeasible_part
 from api.cli.render.predictions_part import memory_part, sources_part, step_part
+from api.plan_words import shadow_words
 from api.quantities import count, duration, gib, percent, quantity, size
 from planner.schema import (
     Certificate,

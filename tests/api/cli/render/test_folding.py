@@ -1,4 +1,4 @@
-from api.cli.render.folding import decision_strips, fold_units
+from api.folding import decision_strips, fold_units
 from planner.schema import ActivationPlan, ActivationPolicy, Decisions, MeshPlan, UnitPlan
 
 
