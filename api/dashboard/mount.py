@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 
 from api.dashboard import static_files
 from api.dashboard.errors import wants_page
-from api.dashboard.pages import clusters, jobs, lineages, login, overview, plans, regenerations
+from api.dashboard.pages import clusters, compare, jobs, lineages, login, overview, plan, plans, regenerations, what_if
 from api.dashboard.route import answer
 from api.http.problems import problem_of
 
@@ -15,6 +15,9 @@ ROUTERS = (
     login.router,
     overview.router,
     plans.router,
+    plan.router,
+    compare.router,
+    what_if.router,
     lineages.router,
     clusters.router,
     regenerations.router,

@@ -1,0 +1,1 @@
+"""What the page of a plan shows, as data."""
