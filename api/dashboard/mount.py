@@ -6,7 +6,18 @@ from starlette.exceptions import HTTPException
 
 from api.dashboard import static_files
 from api.dashboard.errors import wants_page
-from api.dashboard.pages import clusters, compare, jobs, lineages, login, overview, plan, plans, regenerations, what_if
+from api.dashboard.pages import (
+    clusters,
+    compare,
+    jobs,
+    lineages,
+    login,
+    overview,
+    plan,
+    plans,
+    regenerations,
+    what_if,
+)
 from api.dashboard.route import answer
 from api.http.problems import problem_of
 
