@@ -43,7 +43,8 @@ def shoot(browser: Browser, folder: Path, addresses: dict[str, str], width: int,
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     for name, address in addresses.items():
-        page.goto(address)
+        answer = page.goto(address)
+        assert answer is not None and answer.status < 500, f"{address}: {answer}"
         page.wait_for_load_state("load")
         page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
     context.close()
