@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from planner.block_names import fold_names, template
-from planner.layout.atoms import atom_of_request, granularity, optimizer_atom, table_names
+from planner.layout.atoms import atoms_of_request, granularity, optimizer_atom, table_names
 from planner.program.pieces import pieces
 from planner.schema import Layout, MatrixOwner, Parameter, PlanRequest
 from planner.schema.plan import PlanBody
@@ -149,9 +149,10 @@ class _Painter:
         return _atom_words(self._atom_elements(name, parameter), parameter)
 
     def _atom_elements(self, name: str, parameter: Parameter) -> int:
-        own = atom_of_request(self._workload, name, parameter)
-        asked = optimizer_atom(self._workload, name, parameter, is_table=name in self._tables)
-        return granularity(parameter, own, asked).step_elements
+        is_table = name in self._tables
+        own, *further = atoms_of_request(self._workload, name, parameter, is_table=is_table)
+        asked = optimizer_atom(self._workload, name, parameter, is_table=is_table)
+        return granularity(parameter, own, *further, asked).step_elements
 
     def _bars(self, module: str, layout: Layout, num_ranks: int, families: dict[str, Family]) -> Iterator[Bar]:
         held: list[list[tuple[str, int]]] = [[] for _ in range(num_ranks)]

@@ -49,7 +49,13 @@ async def simulate(caller: Reader, services: ServicesDep, request: Request, body
 )
 def get_timeline(caller: Reader, services: ServicesDep, request: Request, plan_id: ContentHash) -> Response:
     """The predicted step: streams, CPU, stalls, memory. Micro-batches that are alike are in it once."""
-    return tagged(request, services.simulations.trace(caller.tenant, plan_id), _tag(plan_id))
+    named = (caller.tenant, plan_id)
+    return tagged(
+        request,
+        _tag(plan_id),
+        lambda: services.simulations.trace(*named),
+        lambda: services.plans.require(*named),
+    )
 
 
 @router.get(
@@ -114,7 +120,7 @@ def compare_plans(
 
 
 def _json(request: Request, answer: BaseModel, plan_id: str) -> Response:
-    return tagged(request, answer.model_dump_json().encode(), _tag(plan_id))
+    return tagged(request, _tag(plan_id), lambda: answer.model_dump_json().encode())
 
 
 def _tag(plan_id: str) -> str:
