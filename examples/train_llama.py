@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from planner.schema import Plan, PlanRequest
+from runtime_client.agreement import share_plan
 from runtime_client.apply import apply_plan
 from runtime_client.client import PlanClient, load_plan
 from runtime_client.describe import TrainingExample, token_inputs
@@ -55,12 +56,7 @@ def build() -> TrainingExample:
 
 def get_plan(arguments: argparse.Namespace) -> Plan:
     """Rank 0 reads the file or asks the service, and hands the plan to the others."""
-    shared: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        shared[0] = ask(arguments).to_json()
-    dist.broadcast_object_list(shared)
-    assert shared[0] is not None
-    return Plan.from_json(shared[0])
+    return share_plan(lambda: ask(arguments))
 
 
 def ask(arguments: argparse.Namespace) -> Plan:

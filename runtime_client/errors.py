@@ -51,6 +51,12 @@ class WorldSizeMismatch(ApplyError):
     code = "world_size_mismatch"
 
 
+class PlanDiffersBetweenRanks(ApplyError):
+    """Ranks of one job hold different plans."""
+
+    code = "plan_differs_between_ranks"
+
+
 class MeshMismatch(ApplyError):
     """The device mesh handed over is not the mesh of the plan."""
 
@@ -239,6 +245,12 @@ class UntrustedPlan(ClientError):
     """A plan without a signature of a trusted key."""
 
     code = "untrusted_plan"
+
+
+class PlanNotShared(ClientError):
+    """Rank 0 handed no plan on."""
+
+    code = "plan_not_shared"
 
 
 class NoPlanAvailable(ClientError):

@@ -44,7 +44,8 @@ def shoot(browser: Browser, folder: Path, addresses: dict[str, str], width: int,
     page = context.new_page()
     for name, address in addresses.items():
         answer = page.goto(address)
-        assert answer is not None and answer.status < 500, f"{address}: {answer}"
+        assert answer is not None, address
+        assert answer.status < 500, f"{address}: {answer.status}"
         page.wait_for_load_state("load")
         page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
     context.close()

@@ -5,6 +5,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner.schema import Plan, PlanBody
+from runtime_client.agreement import check_same_plan
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.decisions import check_units, shard
 from runtime_client.apply.knob_checks import check_supported
@@ -55,6 +56,7 @@ def apply_plan(
     check_client_features(body)
     check_supported(decisions)
     check_world(body, decisions, mesh)
+    check_same_plan(body)
     check_not_sharded(model)
     if require_fingerprint:
         check_fingerprint(model, body.model_fingerprint)

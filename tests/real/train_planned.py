@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from planner.schema import Decisions, Plan, PlanRequest
 from planner.schema.decisions import GradientSync
+from runtime_client.agreement import share_plan
 from runtime_client.apply import apply_plan
 from runtime_client.client import PlanClient
 from tests.real.small_llama import MICRO_BATCH, NUM_MICRO_BATCHES, NUM_STEPS, SEQUENCE, VOCABULARY, build_model
@@ -22,16 +23,15 @@ from tests.real.train_both import Collectives, structure
 
 def receive_plan(url: str, request_file: str, cache_dir: str) -> Plan:
     """Rank 0 asks the service; every rank verifies what it received."""
-    shared: list[str | None] = [None]
-    if dist.get_rank() == 0:
+
+    def ask() -> Plan:
         with open(request_file, encoding="utf-8") as file:
             request = PlanRequest.from_json(file.read())
         answer = PlanClient(url, cache_dir=cache_dir, deadline_s=60).plan(request)
         assert (answer.source, answer.stale) == ("service", False)
-        shared[0] = answer.plan.to_json()
-    dist.broadcast_object_list(shared)
-    assert shared[0] is not None
-    plan = Plan.from_json(shared[0])
+        return answer.plan
+
+    plan = share_plan(ask)
     assert plan.verify()
     return plan
 
