@@ -7,7 +7,7 @@ from types import FrameType
 import structlog
 from prometheus_client import start_http_server
 
-from api.http.logs import configure_logs
+from api.logs import configure_logs
 from api.service.errors import NeedsPostgresql
 from api.service.services import Services
 from api.settings import Settings

@@ -26,8 +26,8 @@ from fastapi.testclient import TestClient
 
 from api.http import create_app
 from api.http.examples import CLUSTER, DOCUMENTS, MODEL, PROFILE, REFERENCES, REQUEST
-from api.http.logs import configure_logs
 from api.http.problems import MEDIA_TYPE
+from api.logs import configure_logs
 from api.settings import Settings
 
 MARKER = "shardwright-must-not-open-this"

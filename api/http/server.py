@@ -10,7 +10,7 @@ import uvicorn
 
 from api.http.addresses import check_address
 from api.http.app import create_app
-from api.http.logs import configure_logs
+from api.logs import configure_logs
 from api.service.services import Services
 from api.settings import Settings
 from planner.schema.errors import ShardwrightError

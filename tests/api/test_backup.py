@@ -9,17 +9,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.cli.__main__ import main
-from api.http.examples import REQUEST
 from profiles_db.backup import BackupRefused, backup, restore
 from profiles_db.engine import Database, DatabaseInUse
-from tests.api.http.server import decoder_request, running_client
-
-FAST = {"search": {"gap": 0.5}, "client_features": []}
+from tests.api.http.server import FAST, REQUEST, decoder_request, running_client
 
 
 def _fill(client: TestClient) -> list[str]:
     """A plan in a lineage; the addresses that tell of it."""
-    plan = client.post("/v1/plans", json={**REQUEST, **FAST}).json()
+    plan = client.post("/v1/plans", json=REQUEST).json()
     plan_id, inputs = plan["envelope"]["plan_id"], plan["body"]["inputs"]
     client.post("/v1/lineages", json={"name": "job", "plan": plan_id})
     return [
@@ -121,7 +118,7 @@ def test_postgresql_is_dumped_and_restored(
     subprocess.run([dump.with_name("pg_restore"), *options, file], check=True)
     with running_client(other) as client:
         assert _served(client, paths) == before
-        assert client.post("/v1/plans", json={**REQUEST, **FAST}).content == before[0][2]
+        assert client.post("/v1/plans", json=REQUEST).content == before[0][2]
         assert client.post("/v1/plans", json=decoder_request(3, **FAST)).status_code == 200
     database = Database(other)
     with pytest.raises(BackupRefused, match="pg_dump"):

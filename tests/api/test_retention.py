@@ -2,18 +2,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.cli.__main__ import main
-from api.http.examples import CLUSTER, MODEL, REQUEST
+from api.http.examples import CLUSTER, MODEL
 from profiles_db import retention
 from profiles_db.engine import Database
 from profiles_db.tables import now_us
-from tests.api.http.server import running_client
+from tests.api.http.server import REQUEST, running_client
 
-FAST = {"search": {"gap": 0.5}, "client_features": []}
 SIZES = [60 * 2**30 + number for number in range(5)]
 
 
 def _plan(client: TestClient, size: int) -> str:
-    request = {**REQUEST, **FAST, "limits": {"memory_bytes": size}}
+    request = {**REQUEST, "limits": {"memory_bytes": size}}
     return client.post("/v1/plans", json=request).json()["envelope"]["plan_id"]
 
 

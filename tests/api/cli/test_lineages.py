@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from api.cli.__main__ import main
-from api.http.examples import REQUEST
 from planner.schema import Plan
 from runtime_client.client import PlanClient
 from runtime_client.errors import NoPlanAvailable, PlanServiceError
-from tests.api.http.server import Server
+from tests.api.http.server import REQUEST, Server
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,18 @@ import httpx2
 from fastapi.testclient import TestClient
 
 from api.http import create_app
-from api.http.examples import REQUEST
+from api.http.examples import REQUEST as EXAMPLE
 from api.settings import Settings
 
 ROOT = Path(__file__).parents[3]
+FAST = {"search": {"gap": 0.5}, "client_features": []}
+"""Any plan near the bound will do, of few: searches end early."""
+REQUEST = {**EXAMPLE, **FAST}
 
 
 def decoder_request(num_layers: int = 2, **changes: Any) -> dict[str, Any]:
-    """The example request with more layers; 32 take the planner some seconds, 2 take it a tenth of one."""
-    request = copy.deepcopy(REQUEST)
+    """The example request with more layers; 32 take the planner ten seconds, 2 take it one, unless `FAST`."""
+    request = copy.deepcopy(EXAMPLE)
     model = request["model"]
     names = [f"layers.{number}" for number in range(num_layers)]
     first, last = model["modules"][0], model["modules"][-1]

@@ -2,8 +2,7 @@ import threading
 
 from fastapi.testclient import TestClient
 
-from api.http.examples import REQUEST
-from tests.api.http.server import Server, decoder_request, is_gone, wait_until
+from tests.api.http.server import FAST, REQUEST, Server, decoder_request, is_gone, wait_until
 from tests.api.http.test_jobs import events_of
 from tests.api.http.test_problems import check_problem
 
@@ -51,7 +50,7 @@ def test_a_queued_job_that_is_cancelled_never_starts(start_server, sqlite_url: s
     second = submit(server, REQUEST)
     assert server.http.delete(second).json()["state"] == "cancelled"
     assert server.http.delete(first).json()["state"] == "cancelled"
-    third = server.http.post("/v1/plans", params={"wait": 300}, json=decoder_request(3))
+    third = server.http.post("/v1/plans", params={"wait": 300}, json=decoder_request(3, **FAST))
     assert third.status_code == 200
     assert "shardwright_planner_starts_total 2.0" in server.http.get("/metrics").text
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from api.http.examples import CLUSTER, REQUEST
+from api.http.examples import CLUSTER
 from api.service.callers import ANONYMOUS
 from api.service.errors import ChangedMeanwhile
 from planner.schema import Plan
-from tests.api.http.server import bearer, decoder_request, make_key
+from tests.api.http.server import FAST, REQUEST, bearer, decoder_request, make_key
 from tests.api.http.test_problems import check_problem
 
 
@@ -123,7 +123,7 @@ def test_differences_in_words_and_numbers(client: TestClient) -> None:
 
 def test_another_module_or_training_is_another_lineage(client: TestClient) -> None:
     one = _add(client, _plan(client))
-    bigger = client.post("/v1/plans", json=decoder_request(3)).json()["envelope"]["plan_id"]
+    bigger = client.post("/v1/plans", json=decoder_request(3, **FAST)).json()["envelope"]["plan_id"]
     other_module = _add(client, bigger)
     longer = _add(client, _plan(client, workload={**REQUEST["workload"], "sequence": 1024}))
     assert len({one["lineage_id"], other_module["lineage_id"], longer["lineage_id"]}) == 3

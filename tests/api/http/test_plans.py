@@ -1,11 +1,11 @@
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from api.http.examples import CLUSTER, MODEL, PROFILE, REQUEST
+from api.http.examples import CLUSTER, MODEL, PROFILE
 from planner.schema import Plan, PlanRequest
 from profiles_db.retention import PRUNED
 from profiles_db.tables import JobRow, JobState
-from tests.api.http.server import decoder_request
+from tests.api.http.server import FAST, REQUEST, decoder_request
 
 
 def test_a_request_gives_a_plan_and_the_same_bytes_again(client: TestClient) -> None:
@@ -85,7 +85,7 @@ def test_nothing_fits_is_a_result(client: TestClient) -> None:
 
 def test_lists_can_be_filtered_and_paged(client: TestClient) -> None:
     for num_layers in (1, 2, 3):
-        client.post("/v1/plans", json=decoder_request(num_layers))
+        client.post("/v1/plans", json=decoder_request(num_layers, **FAST))
     everything = client.get("/v1/plans").json()["items"]
     assert len(everything) == 3
     one = everything[1]

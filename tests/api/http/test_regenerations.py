@@ -11,17 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.http.examples import CLUSTER, PROFILE
-from api.http.examples import REQUEST as EXAMPLE
 from api.service.regenerations import driver as driver_module
 from api.service.regenerations.driver import RegenerationDriver
 from api.service.regenerations.verdicts import Compared
 from planner.schema import PlanBody
-from tests.api.http.server import bearer, decoder_request, make_key, running_client
+from tests.api.http.server import FAST, REQUEST, bearer, decoder_request, make_key, running_client
 from tests.api.http.test_problems import check_problem
 
-FAST = {"search": {"gap": 0.5}, "client_features": []}
-"""Any plan near the bound will do, of few: searches end early."""
-REQUEST = {**EXAMPLE, **FAST}
 NAME = CLUSTER["name"]
 PATH = f"/v1/clusters/{quote(NAME)}/revisions"
 SLOWER = {"changes": [{"change": "link_degraded", "link": "inter_node", "share": 0.25}]}

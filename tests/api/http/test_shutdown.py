@@ -2,8 +2,7 @@ import threading
 
 from fastapi.testclient import TestClient
 
-from api.http.examples import REQUEST
-from tests.api.http.server import is_gone, wait_until
+from tests.api.http.server import REQUEST, is_gone, wait_until
 from tests.api.http.test_jobs import events_of
 
 

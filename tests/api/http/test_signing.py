@@ -5,21 +5,18 @@ from typing import Any
 import pytest
 
 from api.cli.__main__ import main
-from api.http.examples import REQUEST
 from api.service.signing import InvalidSigningKey, Signer
 from planner.schema import Plan, PlanRequest
 from runtime_client.client import PlanClient, load_plan
 from runtime_client.errors import ClientError, NoPlanAvailable, UntrustedPlan
 from runtime_client.signatures import TrustedKeys
-from tests.api.http.server import Server, running_client
-
-FAST = {**REQUEST, "search": {"gap": 0.5}, "client_features": []}
+from tests.api.http.server import REQUEST, Server, running_client
 
 
 def test_plans_are_signed_and_clients_notice_what_was_changed(tmp_path: Path, sqlite_url: str) -> None:
     signer = Signer.create(tmp_path / "key.pem")
     with running_client(sqlite_url, signing_key_file=tmp_path / "key.pem") as client:
-        answers = [client.post("/v1/plans", json=FAST)]
+        answers = [client.post("/v1/plans", json=REQUEST)]
         plan_id = answers[0].json()["envelope"]["plan_id"]
         client.post("/v1/lineages", json={"name": "job", "plan": plan_id})
         answers += [client.get(f"/v1/plans/{plan_id}"), client.get("/v1/lineages/job/active")]
@@ -60,7 +57,7 @@ def test_a_client_goes_on_with_what_it_trusts(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     key = Signer.create(tmp_path / "key.pem").public_key
     honest = Server(f"sqlite:///{tmp_path / 'a.db'}", {"SHARDWRIGHT_SIGNING_KEY_FILE": str(tmp_path / "key.pem")})
-    request = PlanRequest.from_object(FAST)
+    request = PlanRequest.from_object(REQUEST)
     cache = tmp_path / "cache"
     first = PlanClient(honest.url, cache_dir=cache, trusted_keys=[key], deadline_s=300).plan(request)
     assert not first.stale

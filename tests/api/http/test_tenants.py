@@ -4,12 +4,12 @@ from dataclasses import dataclass
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.examples import CLUSTER, MODEL, REQUEST
+from api.http.examples import CLUSTER, MODEL
 from api.service.callers import Scope, check_tenant
 from api.service.errors import InvalidTenant
 from api.service.keys import KeyService, NewKey
 from profiles_db.engine import Database
-from tests.api.http.server import bearer, running_client
+from tests.api.http.server import REQUEST, bearer, running_client
 from tests.api.http.test_problems import check_problem
 
 

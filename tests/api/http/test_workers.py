@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select, text
 
-from api.http.examples import REQUEST
 from api.jobs import APPLICATION_VERSION
 from api.service.errors import NeedsPostgresql
 from api.settings import Settings
@@ -13,7 +12,7 @@ from planner import __version__
 from profiles_db.engine import Database
 from profiles_db.tables import ExecutorRow, PlanRow
 from tests.api.http.gated import Gated, gate
-from tests.api.http.server import Worker, is_gone, running_client, wait_until
+from tests.api.http.server import REQUEST, Worker, is_gone, running_client, wait_until
 
 ONLY_ANSWERS = {"SHARDWRIGHT_EMBEDDED_WORKER": "false"}
 
