@@ -7,5 +7,5 @@ cd "$(dirname "$0")/.."
 prefix=${1:?usage: scripts/install_service.sh PREFIX}
 "${PYTHON:-python3}" -m venv "$prefix"
 "$prefix/bin/python" -m pip --disable-pip-version-check --no-cache-dir install --quiet \
-    --constraint .ci/constraints.txt '.[server]'
+    --constraint .ci/constraints.txt '.[server,telemetry]'
 "$prefix/bin/shardwright" version

@@ -22,6 +22,7 @@ from api.http.problems import add_problem_handlers
 from api.http.regenerations.endpoints import router as regenerations_router
 from api.http.requests import HostCheck, RequestContext
 from api.http.simulations.endpoints import router as simulations_router
+from api.http.tracing import TELEMETRY
 from api.service.services import Services
 from api.settings import Settings
 from planner import __version__
@@ -50,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=TELEMETRY,
     )
     app.state.services = services
     app.state.body_limiter = CapacityLimiter(BODIES_AT_ONCE)

@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
-import structlog
 from fastapi import Depends, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from api.http.body import json_body
+from api.http.tracing import note
 from api.service.authentication import require
 from api.service.callers import Caller, Scope
 from api.service.services import Services
@@ -43,7 +43,7 @@ def _caller_with(scope: Scope) -> Callable[..., Awaitable[Caller]]:
         header = request.headers.get("authorization")
         found = await run_in_threadpool(services.authenticator.authenticate, header)
         request.state.caller = found
-        structlog.contextvars.bind_contextvars(tenant=found.tenant, caller=found.submitted_by)
+        note(tenant=found.tenant, caller=found.submitted_by)
         require(found, scope)
         return found
 

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.problems import internal_error, problem_response
+from api.http.tracing import trace_fields
 from api.service.metrics import Metrics
 
 _log = structlog.get_logger()
@@ -41,7 +42,7 @@ class RequestContext:
             await send(message)
 
         started = time.perf_counter()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with structlog.contextvars.bound_contextvars(request_id=request_id, **trace_fields()):
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception:

@@ -3,7 +3,6 @@
 import json
 from typing import Annotated, Any, Literal
 
-import structlog
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, WithJsonSchema
@@ -26,6 +25,7 @@ from api.http.examples import REFERENCES, REQUEST
 from api.http.jobs.views import Job, job_link
 from api.http.openapi import NOT_CHANGED, PROBLEM_RESPONSES, document_body, document_response
 from api.http.problems import failure_of
+from api.http.tracing import note
 from api.service.jobs import JobView
 from api.service.plans import ListedPlan, PlanFilter
 from api.service.services import Services
@@ -140,14 +140,14 @@ async def create_plan(
     Who cannot wait for the proof gets the best plan so far with the job: its certificate says `provisional`.
     """
     submitted = await with_body(request, services.plans.submit, caller, body, JobPriority[priority.upper()])
-    structlog.contextvars.bind_contextvars(job_id=submitted.job_id)
+    note(job_id=submitted.job_id)
     view = await services.jobs.wait(caller.tenant, submitted.job_id, wait)
     if view.job.problem is not None:
         raise failure_of(view.job.problem)
     if view.job.plan_id is None:
         return await run_in_threadpool(_accepted, services, view)
     plan_id = view.job.plan_id
-    structlog.contextvars.bind_contextvars(plan_id=plan_id)
+    note(plan_id=plan_id)
     response = await run_in_threadpool(
         tagged, request, services.plans.tag(plan_id), lambda: services.plans.get(caller.tenant, plan_id)
     )
