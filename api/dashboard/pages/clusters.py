@@ -25,7 +25,7 @@ from planner.catalog.links import link_names
 router = page_router()
 
 Cursor = Annotated[str, Query(max_length=500)]
-ClusterName = Annotated[str, Path(pattern=r"^[^\x00-\x1f\x7f/]{1,200}$")]
+ClusterName = Annotated[str, Path(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 
 
 @router.get("/clusters")
@@ -41,7 +41,7 @@ def show_clusters(viewer: Viewer, request: Request, services: ServicesDep, curso
     )
 
 
-@router.get("/clusters/{name}")
+@router.get("/clusters/{name:path}")
 def show_cluster(
     viewer: Viewer, request: Request, services: ServicesDep, name: ClusterName, cursor: Cursor = ""
 ) -> Response:
@@ -49,7 +49,7 @@ def show_cluster(
     return _page(viewer, request, services, name, cursor=cursor)
 
 
-@router.post("/clusters/{name}/preview")
+@router.post("/clusters/{name:path}/preview")
 async def preview(
     viewer: AdminViewer, request: Request, form: Form, services: ServicesDep, name: ClusterName
 ) -> Response:
@@ -61,7 +61,7 @@ async def preview(
     return await run_in_threadpool(_page, viewer, request, services, name, preview=shown, form=form)
 
 
-@router.post("/clusters/{name}/changes")
+@router.post("/clusters/{name:path}/changes")
 async def change(viewer: AdminViewer, form: Form, services: ServicesDep, name: ClusterName) -> Response:
     """Change the cluster, and show how its plans are made again."""
     started = await run_in_threadpool(services.clusters.revise, viewer, name, revision_of(form))
