@@ -67,7 +67,11 @@ class Services:
         webhook = _webhook(settings)
         self.regenerations = RegenerationService(self.database, has_webhook=webhook is not None)
         self._regenerating = RegenerationDriver(
-            self.database, self._submit_regeneration, webhook, poll_s=settings.regeneration_poll_s
+            self.database,
+            self._submit_regeneration,
+            webhook,
+            poll_s=settings.regeneration_poll_s,
+            lease_s=0.0 if self.database.is_sqlite else settings.heartbeat_timeout_s,
         )
 
     def prepare(self) -> None:

@@ -41,7 +41,6 @@ from profiles_db.tables import (
 
 _log = structlog.get_logger()
 
-LEASE_S = 30.0
 WINDOW = 32
 """Jobs that a regeneration has in the queue at a time."""
 _AT_ONCE = 16
@@ -50,13 +49,19 @@ Submit = Callable[[Caller, PlanRequest], JobRow]
 
 
 class RegenerationDriver:
-    """A thread that works on regenerations of all tenants, one step of one of them at a time."""
+    """A thread that works on regenerations of all tenants, one step of one of them at a time.
 
-    def __init__(self, database: Database, submit: Submit, webhook: Webhook | None, *, poll_s: float) -> None:
+    What it works on is its own for `lease_s` seconds from the beginning of a step.
+    """
+
+    def __init__(
+        self, database: Database, submit: Submit, webhook: Webhook | None, *, poll_s: float, lease_s: float
+    ) -> None:
         self._database = database
         self._submit = submit
         self._webhook = webhook
         self._poll_s = poll_s
+        self._lease_s = lease_s
         self._holder = uuid.uuid4().hex
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -93,7 +98,7 @@ class RegenerationDriver:
             if not regenerations.any_has_work(session):
                 return False
         with self._database.write() as session:
-            row = regenerations.claim(session, self._holder, lease_us=int(LEASE_S * 1e6))
+            row = regenerations.claim(session, self._holder, lease_us=int(self._lease_s * 1e6))
         if row is None:
             return False
         with structlog.contextvars.bound_contextvars(regeneration_id=row.regeneration_id, tenant=row.tenant):

@@ -254,7 +254,6 @@ def test_every_step_may_be_the_last_one_of_a_process(client: TestClient, monkeyp
     for name in ("a", "b", "c"):
         _lineage(client, name)
     regeneration = _revise(client, **SLOWER, policy={"activate_within_percent": 1000})
-    monkeypatch.setattr(driver_module, "LEASE_S", -1.0)
     database = services.database
     write = database.write
     left = 0
@@ -269,7 +268,7 @@ def test_every_step_may_be_the_last_one_of_a_process(client: TestClient, monkeyp
     lives = 0
     while client.get(regeneration["links"]["self"]).json()["state"] == "running":
         lives += 1
-        one = RegenerationDriver(database, services.plans.submit_request, None, poll_s=0.01)
+        one = RegenerationDriver(database, services.plans.submit_request, None, poll_s=0.01, lease_s=-1.0)
         left = 1 + lives % 5
         monkeypatch.setattr(database, "write", dying_write)
         try:
