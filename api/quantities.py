@@ -85,5 +85,8 @@ def count(number: int, noun: str) -> str:
     """`1 rank`, `8 ranks`."""
     if number == 1:
         return f"1 {noun}"
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        plural = f"{noun[:-1]}ies"
+    else:
+        plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number:,} {plural}"

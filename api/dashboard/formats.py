@@ -54,10 +54,13 @@ def rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.0f} B/s"
 
 
-def seconds_between(start: str, end: str) -> str:
-    """Time from one ISO time to another, with its unit."""
-    taken = datetime.fromisoformat(end) - datetime.fromisoformat(start)
-    return duration(max(0, int(taken.total_seconds() * 1e9)))
+def latency(value_ns: int) -> str:
+    """A duration of a data sheet: the digits that it gives.
+
+    >>> latency(5_000), latency(2_500), latency(800)
+    ('5 us', '2.5 us', '800 ns')
+    """
+    return f"{value_ns / 1000:.4g} us" if value_ns >= 1000 else f"{value_ns} ns"
 
 
 def gap_of(progress: Progress) -> float | None:
@@ -82,6 +85,7 @@ FILTERS = {
     "count": count,
     "duration": duration,
     "gap": gap_of,
+    "latency": latency,
     "percent": percent,
     "quantity": quantity,
     "rate": rate,
