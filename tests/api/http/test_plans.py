@@ -146,3 +146,11 @@ def test_a_search_may_start_from_an_earlier_plan(client: TestClient) -> None:
     assert [body["decisions"] for body in bodies] == [earlier["body"]["decisions"]] * 2
     unknown = client.post("/v1/plans", json={**REQUEST, "warm_start": f"sha256:{'0' * 64}"})
     assert (unknown.status_code, unknown.json()["code"]) == (422, "unknown_reference")
+
+
+def test_a_request_with_atoms_is_planned(client: TestClient) -> None:
+    atoms = [{"parameters": "layers.*", "atom": {"type": "whole"}}]
+    answer = client.post("/v1/plans", json={**REQUEST, "workload": {**REQUEST["workload"], "atoms": atoms}})
+    assert answer.status_code == 200, answer.text
+    without = client.post("/v1/plans", json=REQUEST)
+    assert answer.json()["body"]["inputs"]["request"] != without.json()["body"]["inputs"]["request"]
