@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from planner.block_names import ROOT_NAME, fold_names
+from planner.block_names import fold_families, fold_names, template
 from planner.schema import ActivationPolicy, Decisions, MeshPlan, PlanBody, Predictions, UnitPlan
 
 
@@ -72,17 +72,17 @@ def _decisions(a: Decisions | None, b: Decisions | None) -> Iterator[Difference]
 def _units(a: Decisions, b: Decisions) -> Iterator[Difference]:
     before = {unit.modules: unit for unit in a.units}
     after = {unit.modules: unit for unit in b.units}
-    gone = [_name(modules) for modules in before if modules not in after]
-    new = [_name(modules) for modules in after if modules not in before]
+    gone = [modules for modules in before if modules not in after]
+    new = [modules for modules in after if modules not in before]
     if gone:
-        units = fold_names(gone)
+        units = _names(gone)
         yield Difference(path="decisions.units", before=units, after="", words=f"no longer units: {units}")
     if new:
-        units = fold_names(new)
+        units = _names(new)
         yield Difference(path="decisions.units", before="", after=units, words=f"new units: {units}")
     both = [(unit, after[modules]) for modules, unit in before.items() if modules in after]
     for field in (name for name in UnitPlan.model_fields if name not in ("modules", "num_parameters")):
-        changes = [(_name(x.modules), *_unit_values(x, y, field)) for x, y in both]
+        changes = [(x.modules, *_unit_values(x, y, field)) for x, y in both]
         yield from _folded("decisions.units", field, changes)
 
 
@@ -91,7 +91,8 @@ def _activations(a: Decisions, b: Decisions) -> Iterator[Difference]:
     after = {plan.module: _policy(plan.policy, plan.saved_ops) for plan in b.activations}
     none = _policy(ActivationPolicy.NONE, ())
     changes = [
-        (module, before.get(module, none), after.get(module, none)) for module in dict.fromkeys([*before, *after])
+        ((module,), before.get(module, none), after.get(module, none))
+        for module in dict.fromkeys([*before, *after])
     ]
     yield from _folded("decisions.activations", "activations", changes)
 
@@ -134,13 +135,13 @@ def _predictions(a: Predictions | None, b: Predictions | None) -> Iterator[Diffe
     yield from _fields("predictions.budget", a.budget, b.budget, ("device_bytes", "budget_bytes"))
 
 
-def _folded(path: str, field: str, changes: Iterable[tuple[str, str, str]]) -> Iterator[Difference]:
-    grouped: dict[tuple[str, str], list[str]] = {}
+def _folded(path: str, field: str, changes: Iterable[tuple[tuple[str, ...], str, str]]) -> Iterator[Difference]:
+    grouped: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     for name, before, after in changes:
         if before != after:
             grouped.setdefault((before, after), []).append(name)
     for (before, after), names in grouped.items():
-        units = fold_names(names)
+        units = _names(names)
         yield Difference(
             path=f"{path}[{units}].{field}",
             before=before,
@@ -191,8 +192,15 @@ def _policy(policy: ActivationPolicy, saved_ops: tuple[str, ...]) -> str:
     return f"{word} ({', '.join(saved_ops)})" if saved_ops else word
 
 
-def _name(modules: tuple[str, ...]) -> str:
-    return " + ".join(module or ROOT_NAME for module in modules)
+def _names(units: Iterable[tuple[str, ...]]) -> str:
+    """Units with block numbers joined, those of several modules too."""
+    families: dict[tuple[str, ...], list[str]] = {}
+    for modules in units:
+        families.setdefault(tuple(map(template, modules)), []).extend(modules)
+    return ", ".join(
+        " + ".join(fold_families(modules)) + (f" ({len(kinds)} per unit)" if len(set(kinds)) < len(kinds) else "")
+        for kinds, modules in families.items()
+    )
 
 
 def _measure(name: str, value: object) -> str:

@@ -81,7 +81,7 @@ def test_mesh_and_times_are_named_with_units():
 def test_regrouped_units_are_gone_and_new():
     grouped = (UnitPlan(modules=("layers.0", "layers.1")), UnitPlan(modules=("layers.2", "layers.3")))
     said = words(make_body(), make_body(units=(*grouped, UnitPlan(modules=("",)))))
-    assert said == ["no longer units: layers.0-3", "new units: layers.0 + layers.1, layers.2 + layers.3"]
+    assert said == ["no longer units: layers.0-3", "new units: layers.0-3 (2 per unit)"]
 
 
 @pytest.mark.parametrize(

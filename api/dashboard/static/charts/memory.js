@@ -27,7 +27,7 @@ class MemoryChart extends Chart {
       grid: { left: 4, right: 12, top: 26, bottom: 4, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
       xAxis: {
         ...this.axis(), type: "value", min: 0, max: data.shown_ns, splitLine: { show: false },
-        axisLabel: { ...this.axis().axisLabel, formatter: (ns) => tick(ns, data.shown_ns), alignMaxLabel: "right" },
+        axisLabel: { ...this.axis().axisLabel, formatter: (ns) => tick(ns, data.shown_ns), showMaxLabel: false },
         splitNumber: this.plot.clientWidth < 500 ? 3 : 6,
       },
       yAxis: {
@@ -67,7 +67,7 @@ class MemoryChart extends Chart {
     const isRight = peak > 0.55 * data.shown_ns;
     const names = data.micro_batches.slice(1).map((one) => one.start_ns);
     const across = [
-      { yAxis: data.reserved_bytes, lineStyle: { color: colour("quiet"), type: "dotted" }, label: { formatter: `pools apart ${bytes(data.reserved_bytes)}`, position: "insideEndBottom", color: colour("quiet") } },
+      { yAxis: data.reserved_bytes, lineStyle: { color: colour("quiet"), type: "dotted" }, label: { formatter: `pools apart ${bytes(data.reserved_bytes)}`, position: "insideEndTop", color: colour("quiet") } },
     ];
     if (hasBudget) {
       across.push({ yAxis: data.budget_bytes, lineStyle: { color: colour("bad"), type: "solid", width: 1.5 }, label: { formatter: `budget ${bytes(data.budget_bytes)}`, position: "insideStartTop", color: colour("bad"), fontWeight: "bold" } });
@@ -84,7 +84,7 @@ class MemoryChart extends Chart {
         silent: true, symbol: "circle", symbolSize: 9, animation: false,
         itemStyle: { color: colour("text"), borderColor: colour("surface"), borderWidth: 2 },
         label: {
-          show: true, position: isRight ? "left" : "right", distance: 8, fontSize: 12, fontWeight: "bold", color: colour("text"),
+          show: true, position: isRight ? "left" : "right", distance: 8, offset: [0, 7], fontSize: 12, fontWeight: "bold", color: colour("text"),
           textBorderColor: colour("surface"), textBorderWidth: 3, width: Math.max(120, 0.5 * this.plot.clientWidth), overflow: "break",
           align: isRight ? "right" : "left",
           formatter: `peak ${bytes(data.total_bytes[data.peak_index])}: ${data.moments[data.peak_index]}`,

@@ -74,6 +74,14 @@ class StreamsChart extends Chart {
       series: [{ type: "custom", clip: true, encode: { x: [1, 2], y: 0 }, data: this.bars, renderItem: (place, api) => this.bar(place, api) }],
     }, { notMerge: true });
     this.say();
+    this.mark();
+  }
+
+  // The legend beside the picture names only what the step has.
+  mark() {
+    const kinds = new Set(Object.values(this.data.tracks).flat().map((work) => KINDS[work.kind] ?? "copy"));
+    this.kinds = new Set([...(this.kinds ?? []), ...kinds]);
+    for (const entry of this.parentElement.querySelectorAll("[data-kind]")) entry.hidden = !this.kinds.has(entry.dataset.kind);
   }
 
   items() {
@@ -95,7 +103,7 @@ class StreamsChart extends Chart {
     const hasRoom = shape.width > 58 && work.num === 1;
     return {
       type: "rect", shape, style: { fill, opacity: work.num > 1 ? 0.35 + 0.65 * Math.min(1, work.busy_ns / Math.max(1, work.end_ns - work.start_ns)) : 1 },
-      textContent: hasRoom ? { type: "text", style: { text: `${words(work.kind)} ${work.owner}`, fill: colour("surface"), fontSize: 11, width: shape.width - 8, overflow: "truncate" } } : undefined,
+      textContent: hasRoom ? { type: "text", style: { text: label(work), fill: colour("surface"), fontSize: 11, width: shape.width - 8, overflow: "truncate" } } : undefined,
       textConfig: hasRoom ? { position: "inside" } : undefined,
     };
   }
@@ -137,6 +145,7 @@ class StreamsChart extends Chart {
       this.data = data;
       this.bars = this.items();
       this.instance.setOption({ series: [{ data: this.bars }] });
+      this.mark();
       this.dataset.window = `${start}-${end}`;
     } catch {
       this.where.textContent = "The server does not answer; the detail is that of before.";
@@ -152,8 +161,12 @@ class StreamsChart extends Chart {
     const rows = [["from", duration(work.start_ns)], ["lasts", duration(work.end_ns - work.start_ns)]];
     if (work.num > 1) rows.push(["operations together", String(work.num)], ["work", duration(work.busy_ns)]);
     if (work.track === "stalls") return tip(`waits for ${words(work.kind)}`, [["before", work.owner], ...rows]);
-    return tip(`${words(work.kind)} ${work.owner}${work.num > 1 ? " and others" : ""}`, rows);
+    return tip(`${label(work)}${work.num > 1 ? " and others" : ""}`, rows);
   }
+}
+
+function label(work) {
+  return work.kind === "optimizer" ? work.owner : `${words(work.kind)} ${work.owner}`;
 }
 
 function words(kind) {
