@@ -17,6 +17,10 @@ _SHADES = 10
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
+_Member = tuple[tuple[str, ...], Layout, int]
+"""Modules of a unit, one of its buffers, and over how many ranks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A family of parameters on a rank; places are thousandths of the shard."""
@@ -77,14 +81,14 @@ def buffer_pictures(body: PlanBody, request: PlanRequest) -> tuple[BufferPicture
     if decisions is None:
         return ()
     by_name = {layout.name: layout for layout in decisions.layouts}
-    alike: dict[tuple[object, ...], list[tuple[str, Layout, int]]] = {}
+    alike: dict[tuple[object, ...], list[_Member]] = {}
     for unit in decisions.units:
         shard = decisions.mesh_of(unit).shard
         for name in unit.layouts:
             layout = by_name[name]
             places = tuple((template(e.parameter), e.offset_elements, e.num_elements) for e in layout.entries)
-            key = (template(unit.modules[0]), layout.dtype, layout.shard_elements, shard, places)
-            alike.setdefault(key, []).append((unit.modules[0], layout, shard))
+            key = (*map(template, unit.modules), layout.dtype, layout.shard_elements, shard, places)
+            alike.setdefault(key, []).append((unit.modules, layout, shard))
     painter = _Painter(request, decisions.owners)
     return tuple(painter.picture(members) for members in alike.values())
 
@@ -96,13 +100,14 @@ class _Painter:
         self._tables = table_names(request.model)
         self._owned = {owner.parameter for owner in owners}
 
-    def picture(self, members: list[tuple[str, Layout, int]]) -> BufferPicture:
-        module, layout, num_ranks = members[0]
-        families = self._families(module, layout)
-        bars = list(self._bars(module, layout, num_ranks, families))
+    def picture(self, members: list[_Member]) -> BufferPicture:
+        modules, layout, num_ranks = members[0]
+        families = self._families(modules, layout)
+        bars = list(self._bars(modules, layout, num_ranks, families))
+        width = f" ({len(modules)} per unit)" if len(modules) > 1 else ""
         elements = sum(entry.num_elements for entry in layout.entries)
         return BufferPicture(
-            units=fold_names(one for one, _, _ in members),
+            units=fold_names(module for unit, _, _ in members for module in unit) + width,
             num_buffers=len(members),
             dtype=layout.dtype.value,
             num_ranks=num_ranks,
@@ -114,13 +119,13 @@ class _Painter:
             families=tuple(families.values()),
         )
 
-    def _families(self, module: str, layout: Layout) -> dict[str, Family]:
+    def _families(self, modules: tuple[str, ...], layout: Layout) -> dict[str, Family]:
         names: dict[str, list[str]] = {}
         ranks: dict[str, list[int]] = {}
         for entry in layout.entries:
-            names.setdefault(_family(module, entry.parameter), []).append(entry.parameter)
+            names.setdefault(_family(modules, entry.parameter), []).append(entry.parameter)
         for piece in pieces(layout):
-            ranks.setdefault(_family(module, piece.parameter), []).append(piece.rank)
+            ranks.setdefault(_family(modules, piece.parameter), []).append(piece.rank)
         sizes = {entry.parameter: entry.num_elements for entry in layout.entries}
         return {
             family: Family(
@@ -154,10 +159,12 @@ class _Painter:
         asked = optimizer_atom(self._workload, name, parameter, is_table=is_table)
         return granularity(parameter, own, *further, asked).step_elements
 
-    def _bars(self, module: str, layout: Layout, num_ranks: int, families: dict[str, Family]) -> Iterator[Bar]:
+    def _bars(
+        self, modules: tuple[str, ...], layout: Layout, num_ranks: int, families: dict[str, Family]
+    ) -> Iterator[Bar]:
         held: list[list[tuple[str, int]]] = [[] for _ in range(num_ranks)]
         for piece in pieces(layout):
-            family, own = _family(module, piece.parameter), held[piece.rank]
+            family, own = _family(modules, piece.parameter), held[piece.rank]
             if own and own[-1][0] == family:
                 own[-1] = (family, own[-1][1] + piece.num_elements)
             else:
@@ -184,8 +191,10 @@ def _bar(
     return Bar(ranks=_ranks(first, last), parts=tuple(parts), padding_elements=shard - start)
 
 
-def _family(module: str, parameter: str) -> str:
-    inner = parameter.removeprefix(f"{module}.") if module else parameter
+def _family(modules: tuple[str, ...], parameter: str) -> str:
+    """Its name within the module of the unit that it lies in, numbers left out."""
+    around = next((module for module in modules if module and parameter.startswith(f"{module}.")), "")
+    inner = parameter.removeprefix(f"{around}.")
     return _NUMBER.sub("*", f".{inner}")[1:]
 
 

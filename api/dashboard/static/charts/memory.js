@@ -66,8 +66,10 @@ class MemoryChart extends Chart {
     const peak = data.times_ns[data.peak_index];
     const isRight = peak > 0.55 * data.shown_ns;
     const names = data.micro_batches.slice(1).map((one) => one.start_ns);
+    const isNearBudget = hasBudget && data.reserved_bytes > 0.88 * data.budget_bytes;
+    const poolsAt = !isNearBudget ? "insideEndTop" : peak > 0.35 * data.shown_ns ? "insideStartBottom" : "insideEndBottom";
     const across = [
-      { yAxis: data.reserved_bytes, lineStyle: { color: colour("quiet"), type: "dotted" }, label: { formatter: `pools apart ${bytes(data.reserved_bytes)}`, position: "insideEndTop", color: colour("quiet") } },
+      { yAxis: data.reserved_bytes, lineStyle: { color: colour("quiet"), type: "dotted" }, label: { formatter: `pools apart ${bytes(data.reserved_bytes)}`, position: poolsAt, color: colour("quiet") } },
     ];
     if (hasBudget) {
       across.push({ yAxis: data.budget_bytes, lineStyle: { color: colour("bad"), type: "solid", width: 1.5 }, label: { formatter: `budget ${bytes(data.budget_bytes)}`, position: "insideStartTop", color: colour("bad"), fontWeight: "bold" } });

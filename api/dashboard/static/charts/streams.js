@@ -71,10 +71,19 @@ class StreamsChart extends Chart {
           handleStyle: { color: colour("surface"), borderColor: colour("accent") }, moveHandleSize: 0, showDataShadow: false,
         },
       ],
-      series: [{ type: "custom", clip: true, encode: { x: [1, 2], y: 0 }, data: this.bars, renderItem: (place, api) => this.bar(place, api) }],
+      series: [this.series()],
     }, { notMerge: true });
     this.say();
     this.mark();
+  }
+
+  // A series of its own for each window: one that is merged into the last keeps labels of bars that are gone.
+  series() {
+    this.number = (this.number ?? 0) + 1;
+    return {
+      id: `window-${this.number}`, type: "custom", clip: true, encode: { x: [1, 2], y: 0 }, data: this.bars,
+      renderItem: (place, api) => this.bar(place, api),
+    };
   }
 
   // The legend beside the picture names only what the step has.
@@ -144,7 +153,7 @@ class StreamsChart extends Chart {
       if (this.asked !== asked) return;
       this.data = data;
       this.bars = this.items();
-      this.instance.setOption({ series: [{ data: this.bars }] });
+      this.instance.setOption({ series: [this.series()] }, { replaceMerge: ["series"] });
       this.mark();
       this.dataset.window = `${start}-${end}`;
     } catch {
