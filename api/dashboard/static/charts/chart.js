@@ -84,7 +84,7 @@ export class Chart extends HTMLElement {
     const text = colour("text");
     return {
       animation: false,
-      aria: { enabled: true, label: { description: this.getAttribute("aria-label") ?? "" } },
+      aria: { enabled: true, label: { description: this.dataset.label ?? "" } },
       textStyle: { color: text, fontFamily: getComputedStyle(document.body).fontFamily },
       tooltip: {
         confine: true,
