@@ -15,6 +15,7 @@ or ask a running service (`shardwright serve`) for the plan:
 import argparse
 import os
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -96,15 +97,18 @@ def main() -> None:
     batches = torch.randint(0, VOCABULARY, shape, device=device)
     for step in range(NUM_STEPS):
         total = torch.zeros((), device=device)
-        for index, tokens in enumerate(batches):
-            applied.begin_micro_batch(index)
-            logits = model(input_ids=tokens).logits[:, :-1].float()
-            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-            (loss / decisions.num_micro_batches).backward()
-            total += loss.detach() / decisions.num_micro_batches
-        optimizer.step()
-        applied.after_optimizer_step()
+        with applied.checked_step() if step == 0 else nullcontext() as report:
+            for index, tokens in enumerate(batches):
+                applied.begin_micro_batch(index)
+                logits = model(input_ids=tokens).logits[:, :-1].float()
+                loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+                (loss / decisions.num_micro_batches).backward()
+                total += loss.detach() / decisions.num_micro_batches
+            optimizer.step()
+            applied.after_optimizer_step()
         optimizer.zero_grad()
+        if report is not None and dist.get_rank() == 0:
+            print(report.line, *report.warnings, sep="\n", flush=True)
         dist.all_reduce(total)
         if dist.get_rank() == 0:
             print(f"step {step} loss {total.item() / dist.get_world_size():.4f}", flush=True)

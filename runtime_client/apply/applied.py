@@ -1,5 +1,6 @@
 """What a trainer holds after a plan was applied."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,10 +10,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from planner.schema import Decisions, GradientSync
+from planner.schema import Decisions, GradientSync, Predictions
 from runtime_client.apply.activation_offload import ActivationOffload
 from runtime_client.apply.modules import find_module
-from runtime_client.errors import OptimizerBuiltTooEarly, OptimizerDiffersFromPlan, UnknownParameter
+from runtime_client.apply.step_check import StepReport, checked_step
+from runtime_client.errors import (
+    OptimizerBuiltTooEarly,
+    OptimizerDiffersFromPlan,
+    UnknownParameter,
+)
 from runtime_client.fingerprint import iter_parameters
 from runtime_client.ragged.local_pieces import LocalPiece, local_pieces
 
@@ -26,6 +32,8 @@ class AppliedPlan:
     model: nn.Module
     mesh: DeviceMesh
     decisions: Decisions
+    predictions: Predictions | None = None
+    """Of the plan; None for decisions that came without one."""
     activation_offload: ActivationOffload | None = None
     """Where the plan offloads activations, what does it."""
 
@@ -76,6 +84,15 @@ class AppliedPlan:
             event = torch.get_device_module(self.mesh.device_type).Event()
             event.record()
             self._root.set_post_optim_event(event)
+
+    def checked_step(self) -> AbstractContextManager[StepReport]:
+        """Watch the first optimizer step, and say in one line whether it did what the plan says.
+
+        with applied.checked_step() as report:
+            ...  # all micro-batches and the optimizer's step
+        print(report.line, *report.warnings)
+        """
+        return checked_step(self.model, self.predictions, self.decisions.runtime)
 
     @property
     def _root(self) -> FSDPModule:

@@ -1,5 +1,7 @@
 """`apply_plan`: every check first, then the calls of the plan."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -62,7 +64,7 @@ def apply_plan(
         check_fingerprint(model, body.model_fingerprint)
     check_units(model, decisions)
     mesh = mesh or build_mesh(decisions.mesh, device_type or _accelerator())
-    return shard(model, decisions, mesh)
+    return replace(shard(model, decisions, mesh), predictions=body.predictions)
 
 
 def _accelerator() -> str:

@@ -39,6 +39,7 @@ def test_example_trains(tmp_path: Path) -> None:
     plan = write_plan(tmp_path)
     first, second = run_ranks(EXAMPLE, 2, [plan, "--cpu"], log_dir=tmp_path / "logs")
     lines = [line.split() for line in first.stdout.splitlines()]
+    assert " ".join(lines.pop(0)[:3]) == "step against plan:"
     assert [line[:3] for line in lines] == [["step", str(step), "loss"] for step in range(5)]
     assert float(lines[-1][3]) < float(lines[0][3])
     assert second.stdout == ""
@@ -61,7 +62,9 @@ def test_example_asks_a_service(tmp_path: Path) -> None:
             env={"XDG_CACHE_HOME": str(tmp_path / "cache")},
             log_dir=tmp_path / "logs",
         )
-    losses = [float(line.split()[3]) for line in first.stdout.splitlines()]
+    checked, *steps = first.stdout.splitlines()
+    assert "peak not counted on a CPU" in checked
+    losses = [float(line.split()[3]) for line in steps]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
 

@@ -1,0 +1,47 @@
+"""One rank: train one step of a plan as planned and in wrong ways; what the check of the step says, as JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from runtime_client.apply import AppliedPlan, apply_plan
+from runtime_client.client import load_plan
+from tests.real.small_llama import MICRO_BATCH, NUM_MICRO_BATCHES, SEQUENCE, VOCABULARY, build_model
+
+
+def backward(applied: AppliedPlan, num_micro_batches: int, begin: Callable[[int], None]) -> None:
+    for index in range(num_micro_batches):
+        begin(index)
+        tokens = torch.randint(0, VOCABULARY, (MICRO_BATCH, SEQUENCE))
+        logits = applied.model(tokens).logits
+        functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    plan = load_plan(sys.argv[1])
+    answers = {}
+    for case in ("planned", "early", "fewer", "silent"):
+        model = build_model()
+        early = torch.optim.AdamW(model.parameters())
+        applied = apply_plan(model, plan, device_type="cpu")
+        optimizer = early if case == "early" else torch.optim.AdamW(applied.model.parameters())
+        begin = (lambda index: None) if case == "silent" else applied.begin_micro_batch
+        with applied.checked_step() as report:
+            backward(applied, NUM_MICRO_BATCHES - (case == "fewer"), begin)
+            optimizer.step()
+        answers[case] = {
+            "line": report.line,
+            "warnings": report.warnings,
+            "found": list(report.num_collectives.values()),
+            "planned": [count for count in report.planned_collectives.values() if count],
+        }
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
