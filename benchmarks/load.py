@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from api.http.examples import REQUEST
 from benchmarks.durability.processes import children_of, wait_for
 from benchmarks.durability.world import World, world_on
 from benchmarks.http_load import encoded, send
@@ -36,9 +35,10 @@ SAMPLE_S = 0.25
 
 
 def large_request() -> dict[str, Any]:
-    """Of a description of 80 blocks, on a cluster that it does not fit: known after a moment, like any other."""
-    value = copy.deepcopy(REQUEST)
-    return {**value, "model": json.loads(LARGE.read_text()), "search": {"gap": 0.9, "deterministic_time": 0.1}}
+    """Of a description of 80 blocks, on eight nodes."""
+    value = {**copy.deepcopy(request("")), "model": json.loads(LARGE.read_text()), "search": {"gap": 0.5}}
+    value["cluster"]["node_groups"][0]["num_nodes"] = 8
+    return value
 
 
 class Memory(threading.Thread):

@@ -7,7 +7,7 @@ from api.http import create_app
 from api.http.examples import CLUSTER, MODEL, PROFILE, REFERENCES, REQUEST
 from api.settings import Settings
 from planner.schema import ClusterDescription, ModelDescription, PlanRequest, Profile, RequestReferences
-from tests.api.http.server import running_client
+from tests.api.http.server import FAST, running_client
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_answers_follow_the_document(sqlite_url: str) -> None:
             schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
             jsonschema.Draft202012Validator(schema).validate(value)
 
-        job = client.post("/v1/plans", params={"wait": 0}, json=REQUEST).json()
+        job = client.post("/v1/plans", params={"wait": 0}, json={**REQUEST, **FAST}).json()
         check("Job", job)
-        check("Plan", client.post("/v1/plans", json=REQUEST).json())
+        check("Plan", client.post("/v1/plans", json={**REQUEST, **FAST}).json())
         check("Job", client.get(job["links"]["self"]).json())
         check("JobPage", client.get("/v1/jobs").json())
         check("PlanPage", client.get("/v1/plans").json())

@@ -10,14 +10,14 @@ from api.service.keys import KeyService, NewKey
 from planner.schema.errors import ShardwrightError
 from profiles_db import migrations
 from profiles_db.engine import Database, DatabaseInUse, DatabaseUnavailable
-from tests.api.http.server import bearer, decoder_request, is_gone, wait_until
+from tests.api.http.server import FAST, bearer, decoder_request, is_gone, wait_until
 
 LONG = decoder_request(24)
 
 
 def test_sixteen_equal_requests_share_one_planner(start_server, database_url: str) -> None:
     server = start_server(database_url)
-    request, answers = decoder_request(16), []
+    request, answers = decoder_request(16, **FAST), []
 
     def post() -> None:
         answers.append(server.http.post("/v1/plans", params={"wait": 300}, json=request))
