@@ -76,7 +76,7 @@ def page(request: Request, template: str, /, status: int = 200, **values: object
             form_token=token,
             csrf=lambda: Markup('<input type="hidden" name="{}" value="{}">').format(TOKEN_FIELD, token),
             ask_command=_ask_command(request),
-            notice=NOTICES.get(request.query_params.get("notice", "")),
+            notice=NOTICES.get(request.query_params.get("notice", "")) if status < 400 else None,
             **values,
         )
     )

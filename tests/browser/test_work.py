@@ -1,6 +1,8 @@
 """Jobs, clusters and regenerations: live, and what their forms do."""
 
-from tests.api.http.server import decoder_request, wait_until
+from urllib.parse import urlsplit
+
+from tests.api.http.server import decoder_request
 from tests.browser.conftest import check_accessible, check_fits
 from tests.browser.site import Site
 
@@ -65,7 +67,7 @@ def test_a_change_is_previewed_started_watched_and_decided(page, site: Site) -> 
     page.get_by_role("button", name="Change the cluster").click()
     page.wait_for_url("**/regenerations/reg_**")
     identity = page.url.split("/regenerations/")[1].split("?")[0]
-    page.get_by_text("done", exact=True).first.wait_for(timeout=60_000)
+    page.get_by_text("done", exact=True).first.wait_for(timeout=120_000)
     found = site.get(f"/v1/regenerations/{identity}")
     assert found["num_items"] == told["num_items"]
     page.reload()
@@ -105,7 +107,7 @@ def test_a_change_that_is_none_is_a_page_that_says_why(page, site: Site) -> None
 def test_pages_say_that_the_server_is_away_and_recover(page, site: Site) -> None:
     page.watched.expected.add(503)
     page.goto("/")
-    page.route("**/", lambda route: route.fulfill(status=503, content_type="text/html", body="away"))
-    page.get_by_role("alert").get_by_text("does not answer").wait_for()
-    page.unroute("**/")
-    wait_until(lambda: not page.get_by_role("alert").is_visible())
+    page.route(lambda url: urlsplit(url).path == "/", lambda route: route.fulfill(status=503, content_type="text/html", body="away"))
+    page.locator("#lost").wait_for(state="visible")
+    page.unroute_all()
+    page.locator("#lost").wait_for(state="hidden")

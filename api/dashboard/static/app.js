@@ -73,11 +73,8 @@
     if (question && !window.confirm(question)) event.preventDefault();
   }, true);
   document.addEventListener("htmx:error", () => setLost(true));
-  document.addEventListener("htmx:response:error", (event) => setLost(event.detail.ctx.response.status >= 500));
-  document.addEventListener("htmx:after:swap", () => {
-    setLost(false);
-    prepare();
-  });
+  document.addEventListener("htmx:after:request", (event) => setLost(event.detail.ctx.response.status >= 500));
+  document.addEventListener("htmx:after:swap", prepare);
   document.addEventListener("DOMContentLoaded", () => {
     prepare();
     document.getElementById("preview-panel")?.focus();
