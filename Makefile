@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-regeneration verify-load check format schema clean
+.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-regeneration verify-load check format schema screenshots clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ format: $(STAMPS)/dev ## Format and mend what can be mended
 
 schema: $(STAMPS)/cli ## Write docs/schema/*.json
 	@$(BIN)/python scripts/export_schema.py
+
+screenshots: $(STAMPS)/dev ## Take pictures of every page of the dashboard (needs chromium)
+	@$(BIN)/python -m scripts.screenshots out/screenshots
 
 clean: ## Remove the virtual environment, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -107,7 +107,10 @@ def test_a_change_that_is_none_is_a_page_that_says_why(page, site: Site) -> None
 def test_pages_say_that_the_server_is_away_and_recover(page, site: Site) -> None:
     page.watched.expected.add(503)
     page.goto("/")
-    page.route(lambda url: urlsplit(url).path == "/", lambda route: route.fulfill(status=503, content_type="text/html", body="away"))
+    page.route(
+        lambda url: urlsplit(url).path == "/",
+        lambda route: route.fulfill(status=503, content_type="text/html", body="away"),
+    )
     page.locator("#lost").wait_for(state="visible")
     page.unroute_all()
     page.locator("#lost").wait_for(state="hidden")

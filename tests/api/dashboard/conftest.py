@@ -8,6 +8,7 @@ from api.service.callers import Scope
 from api.service.keys import KeyService, NewKey
 from profiles_db.engine import Database
 from tests.api.http.server import running_client
+from tests.api.http.test_oidc import Provider
 
 HTML = {"accept": "text/html"}
 
@@ -54,3 +55,11 @@ def make_key(database_url: str, client: TestClient) -> Iterator[Callable[..., st
 def client(database_url: str) -> Iterator[TestClient]:
     with running_client(database_url) as client:
         yield client
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    running = Provider()
+    yield running
+    running.server.shutdown()
+    running.server.server_close()

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -9,6 +11,7 @@ from profiles_db.engine import Database
 from profiles_db.tables import SessionRow
 from tests.api.dashboard.conftest import HTML, form_token, log_in
 from tests.api.http.server import bearer, running_client
+from tests.api.http.test_oidc import AUDIENCE, ISSUER, Provider
 
 COOKIE = "shardwright_session"
 
@@ -134,3 +137,17 @@ def test_a_key_that_may_only_read_changes_nothing(client: TestClient, make_key) 
 def test_a_proxy_may_show_a_token_for_everyone(client: TestClient, make_key) -> None:
     key = make_key()
     assert client.get("/plans", headers={**HTML, **bearer(key)}).status_code == 200
+
+
+def test_a_token_of_the_identity_provider_begins_a_session_that_ends_with_it(
+    provider: Provider, sqlite_url: str
+) -> None:
+    oidc = {"oidc_issuer": ISSUER, "oidc_audience": AUDIENCE, "oidc_jwks_url": f"{provider.url}/keys"}
+    with running_client(sqlite_url, **oidc) as client:
+        assert log_in(client, provider.token(tenant=None)).status_code == 403
+        answer = log_in(client, provider.token(exp=int(time.time()) + 100))
+        assert answer.status_code == 303
+        assert 0 < int(answer.headers["set-cookie"].lower().split("max-age=")[1].split(";")[0]) <= 100
+        text = client.get("/plans").text
+        assert "launcher-7" in text
+        assert "team-a" in text
