@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from planner.block_names import fold_families, template
 from planner.schema import ActivationPlan, ActivationPolicy, Decisions, MeshPlan, UnitPlan
+from planner.schema.module_paths import modules_above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,13 @@ def decision_strips(decisions: Decisions) -> tuple[Strip, ...]:
 def unit_traits(decisions: Decisions) -> list[UnitTraits]:
     """Traits of each unit, in the order of the plan."""
     prefetch = _prefetch_words(decisions.units)
+    policies = _Policies(decisions.activations)
     return [
         UnitTraits(
             family=tuple(dict.fromkeys(template(path) for path in unit.modules)),
             width=len(unit.modules),
             reshard=reshard_words(unit),
-            activations=_activation_words(unit, decisions.activations),
+            activations=policies.words(unit),
             prefetch=prefetch[index],
             tiers=_tier_words(unit),
             mesh=mesh_words(unit.mesh) if unit.mesh else "",
@@ -130,23 +132,34 @@ def _modules_name(units: list[UnitPlan]) -> str:
     return " + ".join(fold_families(path for unit in units for path in unit.modules))
 
 
-def _activation_words(unit: UnitPlan, activations: Sequence[ActivationPlan]) -> str:
-    words = {
-        ActivationPolicy.NONE: "keep",
-        ActivationPolicy.FULL: "checkpoint",
-        ActivationPolicy.SELECTIVE: "selective",
-        ActivationPolicy.OFFLOAD: "offload",
-    }
-    found = {
-        words[plan.policy]
-        for plan in activations
-        if any(_related(plan.module, path) for path in unit.modules if path)
-    }
-    return " + ".join(sorted(found)) or "keep"
+class _Policies:
+    """What happens to activations, by path: deep models have thousands of units and of decisions about them."""
+
+    def __init__(self, activations: Sequence[ActivationPlan]) -> None:
+        self._at: dict[str, set[str]] = {}
+        self._below: dict[str, set[str]] = {}
+        for plan in activations:
+            word = _POLICY_WORDS[plan.policy]
+            self._at.setdefault(plan.module, set()).add(word)
+            for around in modules_above(plan.module):
+                self._below.setdefault(around, set()).add(word)
+
+    def words(self, unit: UnitPlan) -> str:
+        """Policies of the modules of a unit, of those around them and of those inside."""
+        found: set[str] = set()
+        for path in filter(None, unit.modules):
+            found |= self._below.get(path, set())
+            for module in (path, *filter(None, modules_above(path))):
+                found |= self._at.get(module, set())
+        return " + ".join(sorted(found)) or "keep"
 
 
-def _related(first: str, second: str) -> bool:
-    return first == second or first.startswith(f"{second}.") or second.startswith(f"{first}.")
+_POLICY_WORDS = {
+    ActivationPolicy.NONE: "keep",
+    ActivationPolicy.FULL: "checkpoint",
+    ActivationPolicy.SELECTIVE: "selective",
+    ActivationPolicy.OFFLOAD: "offload",
+}
 
 
 def _prefetch_words(units: Sequence[UnitPlan]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections import OrderedDict
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
 from typing import ClassVar, Self
@@ -100,7 +101,7 @@ class SimulationService:
         self._parser = parser
         self._max_calls = max_calls
         self._lock = Lock()
-        self._steps: OrderedDict[tuple[str, str], Step] = OrderedDict()
+        self._steps: OrderedDict[tuple[str, str], Future[Step]] = OrderedDict()
 
     def plan(self, tenant: str, plan_id: str) -> Plan:
         """A plan, proven or provisional.
@@ -172,7 +173,7 @@ class SimulationService:
             raise InvalidDocument(f"model.calls: {message}", problems=(("request.model.calls", message),))
 
     def step(self, tenant: str, plan_id: str) -> Step:
-        """The step of a plan, replayed.
+        """The step of a plan, replayed; callers that come meanwhile wait for the same replay.
 
         Raises:
             NotFound: the tenant has no such plan.
@@ -182,11 +183,23 @@ class SimulationService:
         plan = self.plan(tenant, plan_id)
         with self._lock:
             known = self._steps.get((tenant, plan_id))
-            if known is not None:
-                self._steps.move_to_end((tenant, plan_id))
-                return known
+            step: Future[Step] = known or Future()
+            self._steps[tenant, plan_id] = step
+            self._steps.move_to_end((tenant, plan_id))
+            while len(self._steps) > KEPT_STEPS:
+                self._steps.popitem(last=False)
+        if known is None:
+            try:
+                step.set_result(self._replayed(tenant, plan))
+            except Exception as error:
+                with self._lock:
+                    self._steps.pop((tenant, plan_id), None)
+                step.set_exception(error)
+        return step.result()
+
+    def _replayed(self, tenant: str, plan: Plan) -> Step:
         _, timeline = self._timeline(tenant, plan)
-        step = Step(
+        return Step(
             plan=plan,
             samples=memory_samples(timeline),
             tracks=tracks_of(timeline),
@@ -196,11 +209,6 @@ class SimulationService:
             optimizer_start_ns=timeline.optimizer_start_ns,
             step_time_ns=timeline.step_time_ns,
         )
-        with self._lock:
-            self._steps[tenant, plan_id] = step
-            while len(self._steps) > KEPT_STEPS:
-                self._steps.popitem(last=False)
-        return step
 
     def trace(self, tenant: str, plan_id: str) -> bytes:
         """The step of a plan as Chrome trace JSON; errors as `step`."""
