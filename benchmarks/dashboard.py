@@ -1,8 +1,8 @@
 """How large and how slow the pages are: a plan of 1,000 blocks, and a list of 10,000 plans.
 
 Run it as `python -m benchmarks.dashboard`. It fills a store of its own, starts a server on it and opens the pages
-in Chromium. The plan of 1,000 blocks is written by hand, with its predictions: what is measured is the page, not the
-search. Times are for this machine; compare them within one run. Results go to docs/measurements/dashboard.json.
+in Chromium. The plan of 1,000 blocks is written by hand, with its predictions: what is measured is the page, not
+the search. Times are for this machine; compare them within one run. Results go to docs/measurements/dashboard.json.
 """
 
 import argparse
