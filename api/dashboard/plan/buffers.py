@@ -78,7 +78,7 @@ class BufferPicture:
 def buffer_pictures(body: PlanBody, request: PlanRequest) -> tuple[BufferPicture, ...]:
     """Kinds of buffers of a plan, in its order, each once."""
     decisions = body.decisions
-    if decisions is None:
+    if decisions is None or not decisions.layouts:
         return ()
     by_name = {layout.name: layout for layout in decisions.layouts}
     alike: dict[tuple[object, ...], list[_Member]] = {}
