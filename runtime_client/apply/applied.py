@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from planner.schema import Decisions, GradientSync, Predictions
 from runtime_client.apply.activation_offload import ActivationOffload
+from runtime_client.apply.clipping import clip_grad_norm
 from runtime_client.apply.modules import find_module
 from runtime_client.apply.step_check import StepReport, checked_step
 from runtime_client.errors import (
@@ -93,6 +94,23 @@ class AppliedPlan:
         print(report.line, *report.warnings)
         """
         return checked_step(self.model, self.predictions, self.decisions.runtime)
+
+    def clip_grad_norm(
+        self, max_norm: float, *, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Clip the gradients of all parameters by their global norm, on whatever meshes the plan has put them.
+
+        Call it after the last micro-batch, on every rank.
+
+        Returns:
+            The norm before clipping, a plain scalar.
+
+        Raises:
+            RuntimeError: the norm is not finite, where `error_if_nonfinite` asks for that.
+        """
+        return clip_grad_norm(
+            self.model.parameters(), max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
+        )
 
     @property
     def _root(self) -> FSDPModule:

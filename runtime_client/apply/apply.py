@@ -32,9 +32,8 @@ def apply_plan(
 ) -> AppliedPlan:
     """Shard `model` in place as the plan says. Call it on every rank, before building the optimizer.
 
-    Where units have meshes of their own, `clip_grad_norm_` refuses the parameters of several meshes at once (torch
-    2.13): take the norm over those of each `device_mesh` (`get_total_norm`, `full_tensor`), and clip those of each
-    (`clip_grads_with_norm_`) by the root of the sum of the squares.
+    Where units have meshes of their own, torch's `clip_grad_norm_` refuses the parameters of several meshes at once
+    (torch 2.13); `AppliedPlan.clip_grad_norm` takes them.
 
     An optimizer that exists already keeps the old parameters and trains nothing; that cannot be seen from
     here, so hand yours to `AppliedPlan.check_optimizer` afterwards.
