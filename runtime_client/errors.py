@@ -57,6 +57,12 @@ class PlanDiffersBetweenRanks(ApplyError):
     code = "plan_differs_between_ranks"
 
 
+class HostBackendMissing(ApplyError):
+    """Units are in host memory, and the process group has no backend there."""
+
+    code = "host_backend_missing"
+
+
 class MeshMismatch(ApplyError):
     """The device mesh handed over is not the mesh of the plan."""
 

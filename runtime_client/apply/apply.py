@@ -15,6 +15,7 @@ from runtime_client.apply.meshes import build_mesh
 from runtime_client.apply.model_checks import check_fingerprint, check_not_sharded
 from runtime_client.apply.plan_checks import (
     check_client_features,
+    check_host_backend,
     check_torch_version,
     check_world,
     feasible_decisions,
@@ -62,6 +63,7 @@ def apply_plan(
     if require_fingerprint:
         check_fingerprint(model, body.model_fingerprint)
     check_units(model, decisions)
+    check_host_backend(decisions, mesh.device_type if mesh else device_type or _accelerator())
     mesh = mesh or build_mesh(decisions.mesh, device_type or _accelerator())
     return replace(shard(model, decisions, mesh), predictions=body.predictions)
 

@@ -4,9 +4,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from planner.schema import Decisions, Plan, PlanBody
+from planner.schema import Decisions, Plan, PlanBody, StateTier
 from runtime_client.apply.versions import satisfies
 from runtime_client.errors import (
+    HostBackendMissing,
     InfeasiblePlan,
     MeshMismatch,
     MissingClientFeature,
@@ -85,6 +86,24 @@ def check_world(body: PlanBody, decisions: Decisions, mesh: DeviceMesh | None) -
         )
     if mesh is not None:
         check_mesh(mesh, decisions)
+
+
+def check_host_backend(decisions: Decisions, device_type: str) -> None:
+    """Offloaded units have their gradients on the host, where NCCL alone reduces nothing.
+
+    Without a backend there, clipping by the global norm, `full_tensor` and distributed checkpoints fail after hours
+    of training ("No backend type associated with device type cpu").
+    """
+    offloaded = [unit.modules[0] for unit in decisions.units if unit.parameter_tier is StateTier.HOST]
+    if device_type == "cpu" or not offloaded:
+        return
+    backends = dist.get_backend_config()
+    if not any(part.partition(":")[0] == "cpu" for part in backends.split(",")):
+        raise HostBackendMissing(
+            f"{len(offloaded)} units are in host memory, {offloaded[0] or 'the root'!r} first, but the process group "
+            f"has backends {backends!r} and none for 'cpu', which clipping and checkpoints need. Call "
+            f"init_process_group(backend='cpu:gloo,{device_type}:...')."
+        )
 
 
 def check_mesh(mesh: DeviceMesh, decisions: Decisions) -> None:

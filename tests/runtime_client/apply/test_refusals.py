@@ -501,3 +501,22 @@ def test_every_refusal_has_its_own_code() -> None:
 
     codes = [error.code for error in below(errors.ApplyError) + below(errors.ClientError)]
     assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize(
+    ("backends", "device_type", "is_refused"),
+    [
+        ("cuda:nccl", "cuda", True),
+        ("cpu:gloo,cuda:nccl", "cuda", False),
+        ("cpu:gloo", "cpu", False),
+        ("cuda:nccl,xpu:xccl", "cuda", True),
+    ],
+)
+def test_offload_needs_a_backend_on_the_host(monkeypatch, backends, device_type, is_refused):
+    """Only a GPU backend can show the failure: NCCL has no kernels for host memory (`ProcessGroup::getBackend`)."""
+    monkeypatch.setattr(plan_checks.dist, "get_backend_config", lambda: backends)
+    on_device = decisions((unit("a"), unit("")), shard=2)
+    on_host = decisions((unit("a", parameter_tier="host", optimizer_tier="host"), unit("")), shard=2)
+    plan_checks.check_host_backend(on_device, device_type)
+    with pytest.raises(errors.HostBackendMissing, match="cpu:gloo") if is_refused else nullcontext():
+        plan_checks.check_host_backend(on_host, device_type)
