@@ -4,7 +4,7 @@
 
 For each number of workers and of kills: a server and so many workers on a PostgreSQL of their own, so many lineages
 with a plan each, one change of their cluster. Meanwhile launchers ask for a known plan all the time, and for a new
-one every few seconds. Prints a line for each and writes `docs/measurements/regeneration.json`; exits with 1 when a
+one every few seconds. Prints a line for each and writes `docs/measurements/regeneration/kills.json`; exits with 1 when a
 plan is missing, made twice, or left a process.
 """
 
@@ -37,7 +37,7 @@ from profiles_db import lineages, migrations, plans, requests
 from profiles_db.engine import Database
 from profiles_db.tables import Cause, JobPriority, JobRow, RevisionRow
 
-OUTPUT = Path(__file__).parents[1] / "docs" / "measurements" / "regeneration.json"
+OUTPUT = Path(__file__).parents[1] / "docs" / "measurements" / "regeneration" / "kills.json"
 SLOWER = {"changes": [{"change": "link_degraded", "link": "inter_node", "share": 0.5}], "why": "a benchmark"}
 LONGEST_S = 4 * 3600.0
 NEW_EVERY_S = 4.0
