@@ -100,8 +100,8 @@ def check_host_backend(decisions: Decisions, device_type: str) -> None:
     backends = dist.get_backend_config()
     if not any(part.partition(":")[0] == "cpu" for part in backends.split(",")):
         raise HostBackendMissing(
-            f"{len(offloaded)} units are in host memory, {offloaded[0] or 'the root'!r} first, but the process group "
-            f"has backends {backends!r} and none for 'cpu', which clipping and checkpoints need. Call "
+            f"{len(offloaded)} units are in host memory, {offloaded[0] or 'the root'!r} first, but the process "
+            f"group has backends {backends!r} and none for 'cpu', which clipping and checkpoints need. Call "
             f"init_process_group(backend='cpu:gloo,{device_type}:...')."
         )
 
