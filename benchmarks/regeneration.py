@@ -4,8 +4,8 @@
 
 For each number of workers and of kills: a server and so many workers on a PostgreSQL of their own, so many lineages
 with a plan each, one change of their cluster. Meanwhile launchers ask for a known plan all the time, and for a new
-one every few seconds. Prints a line for each and writes `docs/measurements/regeneration/kills.json`; exits with 1 when a
-plan is missing, made twice, or left a process.
+one every few seconds. Prints a line for each and writes `docs/measurements/regeneration/kills.json`; exits with 1
+when a plan is missing, made twice, or left a process.
 """
 
 import argparse
