@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from api.http.examples import CLUSTER
-from tests.api.http.server import Server, decoder_request, wait_until
+from tests.api.http.server import FAST, Server, decoder_request, wait_until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ def fill(server: Server) -> Site:
         assert answer.status_code == 200, answer.text
         return answer.json()["envelope"]["plan_id"]
 
-    two, workload = decoder_request(2), decoder_request(2)["workload"]
+    two, workload = decoder_request(2, **FAST), decoder_request(2)["workload"]
     plan_ids = [
         plan(two),
         plan({**two, "workload": {**workload, "micro_batch": 2 * workload["micro_batch"]}}),
-        plan(decoder_request(4)),
+        plan(decoder_request(4, **FAST)),
     ]
     tiny = {**CLUSTER, "name": "too small"}
     tiny["node_groups"] = [{**group, "device_memory_bytes": 2**28} for group in CLUSTER["node_groups"]]

@@ -4,13 +4,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.dashboard.pages.login import local_path
-from api.http.examples import REQUEST
 from api.service.callers import Scope
 from profiles_db import sessions
 from profiles_db.engine import Database
 from profiles_db.tables import SessionRow
 from tests.api.dashboard.conftest import HTML, form_token, log_in
-from tests.api.http.server import bearer, running_client
+from tests.api.http.server import REQUEST, bearer, running_client
 from tests.api.http.test_oidc import AUDIENCE, ISSUER, Provider
 
 COOKIE = "shardwright_session"

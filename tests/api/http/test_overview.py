@@ -2,8 +2,8 @@ import copy
 
 from fastapi.testclient import TestClient
 
-from api.http.examples import CLUSTER, REQUEST
-from tests.api.http.server import decoder_request, wait_until
+from api.http.examples import CLUSTER
+from tests.api.http.server import FAST, REQUEST, decoder_request, wait_until
 from tests.api.http.test_problems import check_problem
 
 
@@ -11,7 +11,7 @@ def _plans(client: TestClient) -> None:
     tiny = copy.deepcopy(REQUEST)
     tiny["cluster"]["name"] = "too small"
     tiny["cluster"]["node_groups"][0]["device_memory_bytes"] = 2**28
-    for request in (REQUEST, decoder_request(3), decoder_request(4), tiny):
+    for request in (REQUEST, decoder_request(3, **FAST), decoder_request(4, **FAST), tiny):
         assert client.post("/v1/plans?wait=300", json=request).status_code == 200
 
 
