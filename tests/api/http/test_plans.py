@@ -2,6 +2,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from api.http.examples import CLUSTER, MODEL, PROFILE
+from api.http.examples import REQUEST as EXAMPLE
 from planner.schema import Plan, PlanRequest
 from profiles_db.retention import PRUNED
 from profiles_db.tables import JobRow, JobState
@@ -150,7 +151,8 @@ def test_a_search_may_start_from_an_earlier_plan(client: TestClient) -> None:
 
 def test_a_request_with_atoms_is_planned(client: TestClient) -> None:
     atoms = [{"parameters": "layers.*", "atom": {"type": "whole"}}]
-    answer = client.post("/v1/plans", json={**REQUEST, "workload": {**REQUEST["workload"], "atoms": atoms}})
+    able = {**EXAMPLE, "search": {"gap": 0.5}}
+    answer = client.post("/v1/plans", json={**able, "workload": {**able["workload"], "atoms": atoms}})
     assert answer.status_code == 200, answer.text
-    without = client.post("/v1/plans", json=REQUEST)
+    without = client.post("/v1/plans", json=able)
     assert answer.json()["body"]["inputs"]["request"] != without.json()["body"]["inputs"]["request"]
