@@ -22,8 +22,8 @@ def simulated(site, plan_id: str, **change: object) -> dict:
 def swapped(page) -> Iterator[None]:
     """Wait until the prediction that the block asks for is shown."""
     page.evaluate(
-        "window.swapped = new Promise(done => {"
-        " document.addEventListener('htmx:after:swap', () => done(1), {once: true}); })"
+        "() => { window.swapped = new Promise(done => {"
+        " document.addEventListener('htmx:after:swap', () => done(1), {once: true}); }); }"
     )
     yield
     page.evaluate("window.swapped")

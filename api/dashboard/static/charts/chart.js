@@ -35,7 +35,7 @@ export class Chart extends HTMLElement {
     this.plot.className = "plot";
     this.append(this.plot);
     this.instance = window.echarts.init(this.plot, null, { renderer: "svg" });
-    this.observer = new ResizeObserver(() => this.instance.resize());
+    this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.plot);
     this.scheme = window.matchMedia("(prefers-color-scheme: dark)");
     this.redraw = () => this.data && this.draw();
@@ -53,6 +53,13 @@ export class Chart extends HTMLElement {
   }
 
   prepare() {}
+
+  // Labels and ticks depend on the width, not on the height.
+  resize() {
+    this.instance.resize();
+    if (this.data && this.width !== this.plot.clientWidth) this.draw();
+    this.width = this.plot.clientWidth;
+  }
 
   async start() {
     try {

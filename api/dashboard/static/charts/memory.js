@@ -75,7 +75,8 @@ class MemoryChart extends Chart {
       across.push({ yAxis: data.budget_bytes, lineStyle: { color: colour("bad"), type: "solid", width: 1.5 }, label: { formatter: `budget ${bytes(data.budget_bytes)}`, position: "insideStartTop", color: colour("bad"), fontWeight: "bold" } });
     }
     for (const [number, start] of names.entries()) {
-      across.push({ xAxis: start, lineStyle: { color: colour("line-strong"), type: "dashed" }, label: { formatter: number + 2 === data.micro_batches.length ? "last micro-batch" : "next micro-batches", position: "end", color: colour("quiet") } });
+      const words = number + 2 === data.micro_batches.length ? "last micro-batch" : "next micro-batches";
+      across.push({ xAxis: start, lineStyle: { color: colour("line-strong"), type: "dashed" }, label: { show: !this.isNarrow(), formatter: words, position: "end", color: colour("quiet") } });
     }
     const points = data.times_ns.map((time, index) => [time, data.total_bytes[index]]);
     return {
@@ -89,11 +90,16 @@ class MemoryChart extends Chart {
           show: true, position: isRight ? "left" : "right", distance: 8, offset: [0, 7], fontSize: 12, fontWeight: "bold", color: colour("text"),
           textBorderColor: colour("surface"), textBorderWidth: 3, width: Math.max(120, 0.5 * this.plot.clientWidth), overflow: "break",
           align: isRight ? "right" : "left",
-          formatter: `peak ${bytes(data.total_bytes[data.peak_index])}: ${data.moments[data.peak_index]}`,
+          formatter: `peak ${bytes(data.total_bytes[data.peak_index])}${this.isNarrow() ? "" : `: ${data.moments[data.peak_index]}`}`,
         },
         data: [{ coord: [peak, data.total_bytes[data.peak_index]] }],
       },
     };
+  }
+
+  // Where labels would lie on each other; the sentence below the picture names the moment of the peak.
+  isNarrow() {
+    return this.plot.clientWidth < 560;
   }
 
   tip(index) {
