@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from planner.schema import Decisions, Plan
+from tests.api.http.server import wait_until
 from tests.browser.conftest import check_accessible, check_fits
 
 
@@ -152,4 +153,4 @@ def test_pictures_follow_the_colours_of_the_system(page, site) -> None:
     fills = "[...document.querySelectorAll('memory-chart svg path')].map(one => one.getAttribute('fill')).join()"
     light = page.evaluate(fills)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"{fills} !== {json.dumps(light)}")
+    wait_until(lambda: page.evaluate(fills) != light)
