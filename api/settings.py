@@ -79,6 +79,10 @@ class Settings(BaseSettings):
     """Told when a regeneration has ended; needs a secret too. No address from a request is ever called."""
     webhook_secret: SecretStr | None = None
     """Signs what the webhook is told (HMAC-SHA256)."""
+    drift_step_percent: Annotated[float, Field(gt=0, lt=100)] = 10.0
+    """A plan drifts when steps take so much more or less time than predicted (median of the last five reports)."""
+    drift_peak_percent: Annotated[float, Field(gt=0)] = 5.0
+    """As `drift_step_percent`, of memory above what is predicted."""
     regeneration_poll_s: Annotated[float, Field(gt=0)] = 1.0
     queue_poll_s: Annotated[float, Field(gt=0)] = 0.2
     heartbeat_s: Annotated[float, Field(gt=0)] = 5.0

@@ -1,8 +1,9 @@
 """Delete what is old and that nobody points at. Only an operator's command does this; serving never deletes.
 
 What stays whatever its age: the active revision of a lineage, its newest ones, every revision that was active since
-the limit, plans that any revision, any kept regeneration or running job names, and all requests and documents that
-are used. Jobs stay too; one whose plan is deleted says so, and the same request is planned anew.
+the limit, plans that any revision, any kept regeneration, any report of a job since the limit or running job names,
+and all requests and documents that are used. Jobs stay too; one whose plan is deleted says so, and the same request
+is planned anew.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, delete, or_, select, union, update
 from sqlalchemy.orm import Session
 
+from profiles_db import measurements
 from profiles_db.change import num_changed
 from profiles_db.tables import (
     ActivationRow,
@@ -19,6 +21,7 @@ from profiles_db.tables import (
     JobRow,
     JobState,
     LineageRow,
+    MeasuredPlanRow,
     Notice,
     PlanRow,
     RegenerationItemRow,
@@ -40,6 +43,7 @@ class Pruned:
     revisions: int
     plans: int
     job_events: int
+    measurements: int
     requests: int
     documents: int
 
@@ -54,6 +58,7 @@ def prune(session: Session, *, keep: int, before_us: int) -> Pruned:
     """
     num_regenerations = _regenerations(session, before_us)
     num_revisions = _revisions(session, keep, before_us)
+    num_measurements = measurements.remove_before(session, before_us)
     num_plans = _plans(session, before_us)
     num_events = num_changed(session, delete(JobEventRow).where(JobEventRow.at_us < before_us, _has_ended()))
     num_requests = _requests(session, before_us)
@@ -63,6 +68,7 @@ def prune(session: Session, *, keep: int, before_us: int) -> Pruned:
         revisions=num_revisions,
         plans=num_plans,
         job_events=num_events,
+        measurements=num_measurements,
         requests=num_requests,
         documents=num_documents,
     )
@@ -120,9 +126,10 @@ def _plans(session: Session, before_us: int) -> int:
         )
         .exists()
     )
-    old = session.execute(
-        select(PlanRow.tenant, PlanRow.plan_id).where(PlanRow.created_at_us < before_us, ~held, ~named)
-    ).all()
+    here = MeasuredPlanRow.tenant == PlanRow.tenant
+    measured = select(MeasuredPlanRow.plan_id).where(here, MeasuredPlanRow.plan_id == PlanRow.plan_id).exists()
+    is_old = PlanRow.created_at_us < before_us
+    old = session.execute(select(PlanRow.tenant, PlanRow.plan_id).where(is_old, ~held, ~named, ~measured)).all()
     for tenant, plan_id in old:
         num_changed(
             session,

@@ -7,7 +7,9 @@ import typer
 if TYPE_CHECKING:
     from planner.schema import Document
 
-DocumentChoice = Literal["model", "cluster", "profile", "workload", "request", "plan", "plan_envelope"]
+DocumentChoice = Literal[
+    "model", "cluster", "profile", "workload", "request", "plan", "plan_envelope", "measurement"
+]
 
 
 def schema(
@@ -15,17 +17,26 @@ def schema(
 ) -> None:
     """Print the JSON schema of a document.
 
-    DOCUMENT is model, cluster, profile, workload, request, plan (the hashed body) or plan_envelope (what `plan -o`
-    writes).
+    DOCUMENT is model, cluster, profile, workload, request, plan (the hashed body), plan_envelope (what `plan -o`
+    writes) or measurement (what a job reports).
     """
     typer.echo(schema_text(documents()[document]), nl=False)
 
 
 def documents() -> dict[str, type["Document"]]:
     """The documents of the contract by their kind."""
-    from planner.schema import ClusterDescription, ModelDescription, Plan, PlanBody, PlanRequest, Profile, Workload
+    from planner.schema import (
+        ClusterDescription,
+        Measurement,
+        ModelDescription,
+        Plan,
+        PlanBody,
+        PlanRequest,
+        Profile,
+        Workload,
+    )
 
-    kinds = (ModelDescription, ClusterDescription, Profile, Workload, PlanRequest, PlanBody, Plan)
+    kinds = (ModelDescription, ClusterDescription, Profile, Workload, PlanRequest, PlanBody, Plan, Measurement)
     return {document.kind: document for document in kinds}
 
 

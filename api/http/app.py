@@ -15,6 +15,7 @@ from api.http.identity.endpoints import router as identity_router
 from api.http.jobs.endpoints import router as jobs_router
 from api.http.keys.endpoints import router as keys_router
 from api.http.lineages.endpoints import router as lineages_router
+from api.http.measurements.endpoints import router as measurements_router
 from api.http.openapi import describe
 from api.http.overview.endpoints import router as overview_router
 from api.http.plans.endpoints import router as plans_router
@@ -62,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     for router in (
         plans_router,
         simulations_router,
+        measurements_router,
         lineages_router,
         regenerations_router,
         jobs_router,

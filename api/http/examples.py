@@ -90,6 +90,21 @@ REFERENCES: dict[str, Any] = {
 
 REQUEST: dict[str, Any] = {"model": MODEL, "cluster": CLUSTER, "workload": WORKLOAD}
 
+MEASUREMENT: dict[str, Any] = {
+    "plan_id": "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "run": "decoder-2026-03-02",
+    "first_step": 100,
+    "last_step": 199,
+    "num_ranks": 16,
+    "step_time_ns": 61_400_000,
+    "step_time_p99_ns": 64_900_000,
+    "peak_bytes": 41_231_686_041,
+    "reserved_bytes": 43_486_543_872,
+    "device": "accelerator-80",
+    "torch_version": "2.13.0",
+    "measured_at": "2026-03-02T10:00:00+00:00",
+}
+
 DOCUMENTS: dict[DocumentKind, dict[str, Any]] = {
     DocumentKind.MODEL: MODEL,
     DocumentKind.CLUSTER: CLUSTER,

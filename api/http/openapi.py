@@ -12,7 +12,15 @@ from api.service.keys import NewKey, Rotation
 from api.service.lineages import Activation, NewRevision
 from api.service.regenerations.clusters import NewClusterRevision
 from api.service.simulations import NewSimulation
-from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile, RequestReferences
+from planner.schema import (
+    ClusterDescription,
+    Measurement,
+    ModelDescription,
+    Plan,
+    PlanRequest,
+    Profile,
+    RequestReferences,
+)
 
 _CONTRACT: tuple[type[BaseModel], ...] = (
     ModelDescription,
@@ -21,6 +29,7 @@ _CONTRACT: tuple[type[BaseModel], ...] = (
     PlanRequest,
     RequestReferences,
     Plan,
+    Measurement,
     Problem,
     NewKey,
     Rotation,
@@ -32,6 +41,7 @@ _CONTRACT: tuple[type[BaseModel], ...] = (
 _TAGS = [
     {"name": "plans", "description": "Ask for plans, get and list them."},
     {"name": "simulations", "description": "Predictions without a search, and the step of a plan from inside."},
+    {"name": "measurements", "description": "What jobs report of their steps, against what plans predict."},
     {"name": "lineages", "description": "Revisions of a plan for one training, and which is active."},
     {"name": "regenerations", "description": "Clusters change, and their plans are made again."},
     {"name": "jobs", "description": "Searches under way."},

@@ -77,6 +77,11 @@ class Metrics:
         self.reviews = Gauge(
             "shardwright_reviews_waiting", "New revisions that wait for a person.", registry=self.registry
         )
+        self.drifting_plans = Gauge(
+            "shardwright_drifting_plans",
+            "Plans whose steps, by reports of the last week, are not what they predict.",
+            registry=self.registry,
+        )
         self.jobs = Gauge("shardwright_jobs", "Jobs in the database by state.", ["state"], registry=self.registry)
 
     def show(self, overview: Overview) -> None:

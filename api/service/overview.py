@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from profiles_db import executors, jobs, plans, regenerations
+from profiles_db import executors, jobs, measurements, plans, regenerations
 from profiles_db.engine import Database
+from profiles_db.measurements import Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,8 @@ class TenantOverview:
     jobs_by_state: dict[str, int]
     num_regenerations_running: int
     num_reviews_waiting: int
+    num_plans_measured: int
+    num_plans_drifting: int
     num_workers: int
     num_slots: int
     """Searches that run at a time."""
@@ -22,8 +25,9 @@ class TenantOverview:
 class OverviewService:
     """Counts, each with one query."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, bounds: Bounds) -> None:
         self._database = database
+        self._bounds = bounds
 
     def of(self, tenant: str) -> TenantOverview:
         """What a tenant has now."""
@@ -35,6 +39,8 @@ class OverviewService:
                 jobs_by_state=jobs.count_by_state(session, tenant),
                 num_regenerations_running=running,
                 num_reviews_waiting=waiting,
+                num_plans_measured=measurements.num_measured(session, tenant),
+                num_plans_drifting=measurements.num_drifting(session, self._bounds, tenant),
                 num_workers=len(workers),
                 num_slots=sum(row.num_slots for row in workers),
             )

@@ -10,6 +10,7 @@ from api.service.jobs import JobService
 from api.service.keys import KeyService
 from api.service.limits import RequestLimits
 from api.service.lineages import LineageService
+from api.service.measurements import MeasurementService
 from api.service.metrics import Metrics
 from api.service.overview import OverviewService
 from api.service.planner_process import PlannerProcesses
@@ -26,6 +27,7 @@ from api.settings import Settings
 from planner.schema import PlanRequest
 from profiles_db import migrations
 from profiles_db.engine import Database
+from profiles_db.measurements import Bounds
 from profiles_db.tables import JobPriority, JobRow
 
 STOP_TIMEOUT_S = 10.0
@@ -60,8 +62,9 @@ class Services:
             signer=signer,
         )
         self.jobs = JobService(self.database, feed, self.runner.cancel)
-        self.overview = OverviewService(self.database)
+        self.overview = OverviewService(self.database, _bounds(settings))
         self.simulations = SimulationService(self.database, self.plans, max_calls=settings.max_simulated_calls)
+        self.measurements = MeasurementService(self.database, self.simulations, _bounds(settings))
         self.lineages = LineageService(self.database, signer)
         self.clusters = ClusterRevisionService(self.database)
         webhook = _webhook(settings)
@@ -114,6 +117,10 @@ def _limits(settings: Settings) -> RequestLimits:
         max_search_s=settings.max_search_s,
         max_deterministic_time=settings.max_deterministic_time,
     )
+
+
+def _bounds(settings: Settings) -> Bounds:
+    return Bounds(step=settings.drift_step_percent / 100, peak=settings.drift_peak_percent / 100)
 
 
 def _webhook(settings: Settings) -> Webhook | None:

@@ -23,6 +23,7 @@ from planner.schema.errors import (
     UnknownName,
     UnsupportedField,
 )
+from planner.schema.measurement import Measurement
 from planner.schema.model import (
     LOSS_PATH,
     OUTPUT_PATH,
@@ -136,6 +137,7 @@ __all__ = [
     "LinkSheet",
     "Liveness",
     "MatrixOwner",
+    "Measurement",
     "MemoryBudget",
     "MemoryCategory",
     "MemoryPeak",

@@ -5,6 +5,7 @@ from profiles_db.tables.documents import DocumentKind, DocumentRow, RequestRow
 from profiles_db.tables.jobs import ExecutorRow, JobEventRow, JobPriority, JobRow, JobState, ProvisionalPlanRow
 from profiles_db.tables.keys import KeyRow
 from profiles_db.tables.lineages import ActivationRow, Cause, LineageRow, RevisionRow
+from profiles_db.tables.measurements import MeasuredPlanRow, MeasurementRow
 from profiles_db.tables.plans import PlanRow
 from profiles_db.tables.regenerations import (
     ClusterRevisionRow,
@@ -36,6 +37,8 @@ __all__ = [
     "JobState",
     "KeyRow",
     "LineageRow",
+    "MeasuredPlanRow",
+    "MeasurementRow",
     "Notice",
     "PlanRow",
     "ProvisionalPlanRow",

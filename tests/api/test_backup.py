@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.cli.__main__ import main
+from api.http.examples import MEASUREMENT
 from profiles_db.backup import BackupRefused, backup, restore
 from profiles_db.engine import Database, DatabaseInUse
 from tests.api.http.server import FAST, REQUEST, decoder_request, running_client
@@ -19,8 +20,12 @@ def _fill(client: TestClient) -> list[str]:
     plan = client.post("/v1/plans", json=REQUEST).json()
     plan_id, inputs = plan["envelope"]["plan_id"], plan["body"]["inputs"]
     client.post("/v1/lineages", json={"name": "job", "plan": plan_id})
+    report = {**MEASUREMENT, "plan_id": plan_id, "num_ranks": plan["body"]["world_size"]}
+    assert client.post("/v1/measurements", json=report).status_code == 201
     return [
         f"/v1/plans/{plan_id}",
+        f"/v1/plans/{plan_id}/measurements",
+        "/v1/measurements",
         f"/v1/models/{inputs['model']}",
         f"/v1/clusters/{inputs['cluster']}",
         "/v1/plans",

@@ -60,4 +60,5 @@ def metrics(_caller: Reader, services: ServicesDep) -> Response:
     """Counters and gauges of this process, and jobs by state in the database."""
     services.metrics.show(services.jobs.overview())
     services.metrics.show_regenerations(*services.regenerations.overview())
+    services.metrics.drifting_plans.set(services.measurements.num_drifting())
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -20,6 +20,8 @@ class OverviewView(BaseModel):
     jobs: dict[JobState, int]
     regenerations_running: int
     reviews_waiting: int
+    plans_measured: int
+    plans_drifting: int
     workers: int
     slots: int
 
@@ -32,6 +34,8 @@ class OverviewView(BaseModel):
             jobs={state: found.jobs_by_state.get(state, 0) for state in JobState},
             regenerations_running=found.num_regenerations_running,
             reviews_waiting=found.num_reviews_waiting,
+            plans_measured=found.num_plans_measured,
+            plans_drifting=found.num_plans_drifting,
             workers=found.num_workers,
             slots=found.num_slots,
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.examples import CLUSTER, MODEL
+from api.http.examples import CLUSTER, MEASUREMENT, MODEL
 from api.service.callers import Scope, check_tenant
 from api.service.errors import InvalidTenant
 from api.service.keys import KeyService, NewKey
@@ -37,8 +37,12 @@ def test_nothing_of_one_tenant_is_there_for_the_other(two: Two) -> None:
     inputs = plan.json()["body"]["inputs"]
     job = envelope["job_id"]
     assert job.startswith("team-a:")
+    report = {**MEASUREMENT, "plan_id": envelope["plan_id"]}
+    assert two.client.post("/v1/measurements", json=report, headers=two.a).status_code == 201
+    check_problem(two.client.post("/v1/measurements", json=report, headers=two.b), 404, "not_found")
     paths = [
         f"/v1/plans/{envelope['plan_id']}",
+        f"/v1/plans/{envelope['plan_id']}/measurements",
         f"/v1/models/{inputs['model']}",
         f"/v1/clusters/{inputs['cluster']}",
         f"/v1/jobs/{job}",
@@ -51,7 +55,7 @@ def test_nothing_of_one_tenant_is_there_for_the_other(two: Two) -> None:
             two.client.get(path.replace(":", ":0", 1)[: len(path)], headers=two.b), 404, "not_found"
         )
         assert theirs["title"] == nobody["title"]
-    for path in ("/v1/plans", "/v1/models", "/v1/clusters", "/v1/jobs"):
+    for path in ("/v1/plans", "/v1/models", "/v1/clusters", "/v1/jobs", "/v1/measurements"):
         assert len(two.client.get(path, headers=two.a).json()["items"]) == 1
         assert two.client.get(path, headers=two.b).json() == {"items": [], "next": None}
 

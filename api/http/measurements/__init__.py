@@ -1,0 +1,1 @@
+"""What jobs report of their steps."""
