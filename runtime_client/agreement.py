@@ -57,7 +57,7 @@ def check_same_plan(body: PlanBody) -> None:
     """
     mine = body.content_hash()
     number = int(mine.removeprefix("sha256:")[:15], 16)
-    device = _device()
+    device = reducing_device()
     extremes = torch.tensor([number, -number], dtype=torch.int64, device=device)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     most, least = extremes.tolist()
@@ -119,7 +119,7 @@ def _require_process_group() -> None:
         )
 
 
-def _device() -> torch.device:
+def reducing_device() -> torch.device:
     """Where the default process group can reduce."""
     backend = dist.get_backend()
     accelerator = torch.accelerator.current_accelerator(check_available=True)

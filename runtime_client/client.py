@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import httpx2
 
-from planner.schema import InvalidDocument, Plan, PlanBody, PlanRequest
+from planner.schema import InvalidDocument, Measurement, Plan, PlanBody, PlanRequest
 from runtime_client.cache import CachedPlan, CacheKey, LineageKey, PlanCache, PlanKey, default_cache_dir
 from runtime_client.errors import (
     ClientError,
@@ -25,6 +25,8 @@ from runtime_client.service import Deadline, PlanService
 from runtime_client.signatures import TrustedKeys
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,21 @@ class PlanClient:
         key = LineageKey(lineage=lineage, model_fingerprint=model, world_size=world_size)
         return self._ask(key, lambda deadline: self._service.fetch_active(lineage, model, deadline))
 
+    def report(self, measurement: Measurement) -> bool:
+        """Tell the service what steps took; returns whether it took the report. Never raises, so that a training
+        loop can call it: what went wrong is logged. A report may be sent again; the service keeps one.
+
+        `runtime_client.measure.StepTimer` makes measurements and calls this in a thread of its own; called by
+        itself it may take `deadline_s`.
+        """
+        try:
+            self._fetch(lambda deadline: self._service.report(measurement.to_json(), deadline))
+        except Exception as error:
+            steps = f"{measurement.first_step} to {measurement.last_step}"
+            _log.warning("%s did not take the report of steps %s: %s", self._service.url, steps, error)
+            return False
+        return True
+
     def _ask(self, key: CacheKey, fetch: Callable[[Deadline], Plan]) -> PlannedFor:
         try:
             plan = self._fetch(fetch)
@@ -120,9 +137,9 @@ class PlanClient:
             self._cache.store(key, plan)
         return answer
 
-    def _fetch(self, fetch: Callable[[Deadline], Plan]) -> Plan:
+    def _fetch(self, fetch: Callable[[Deadline], T]) -> T:
         """Fetch in a thread of its own: resolving a name, for one, knows no timeout."""
-        answers: list[Plan | BaseException] = []
+        answers: list[T | BaseException] = []
         deadline = Deadline.after(self.deadline_s)
 
         def work() -> None:

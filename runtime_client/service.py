@@ -46,7 +46,7 @@ class Deadline:
 
 
 class PlanService:
-    """Speaks to `/v1/plans`, `/v1/jobs` and `/v1/lineages` below a base address."""
+    """Speaks to `/v1/plans`, `/v1/jobs`, `/v1/lineages` and `/v1/measurements` below a base address."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         self.url = url
@@ -78,6 +78,16 @@ class PlanService:
         with httpx2.Client(base_url=self.url, headers=self._headers) as http:
             return _Exchange(http, deadline).active(lineage, model)
 
+    def report(self, document: str, deadline: Deadline) -> None:
+        """Send a measurement; sending it again after a lost answer is safe.
+
+        Raises:
+            PlanServiceError: the service refused it.
+            ServiceUnavailable: no answer before the deadline.
+        """
+        with httpx2.Client(base_url=self.url, headers=self._headers) as http:
+            _Exchange(http, deadline).report(document)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
@@ -98,13 +108,7 @@ class _Exchange:
         def request() -> httpx2.Response:
             # A second is kept back to hear of a job that is not done.
             wait_s = max(0.0, min(LONGEST_WAIT_S, self.deadline.remaining_s - 1.0))
-            return self.http.post(
-                "/v1/plans",
-                params={"wait": f"{wait_s:.1f}"},
-                content=document.encode(),
-                headers={"Content-Type": "application/json"},
-                timeout=self._timeout_s(),
-            )
+            return self._post(f"/v1/plans?wait={wait_s:.1f}", document)
 
         return self._retry(
             request, lambda response: _job(response) if response.status_code == 202 else _plan(response)
@@ -114,6 +118,12 @@ class _Exchange:
         path = f"/v1/lineages/{quote(lineage, safe=':')}/active"
         query = "" if model is None else f"?model={quote(model, safe=':')}"
         return self._retry(lambda: self._get(path + query), _plan)
+
+    def report(self, document: str) -> None:
+        def request() -> httpx2.Response:
+            return self._post("/v1/measurements", document)
+
+        self._retry(request, lambda _response: None)
 
     def follow(self, job: _Job) -> Plan:
         path = f"/v1/jobs/{quote(job.job_id, safe=':')}"
@@ -133,6 +143,10 @@ class _Exchange:
 
     def _timeout_s(self) -> float:
         return max(SHORTEST_TIMEOUT_S, self.deadline.remaining_s)
+
+    def _post(self, path: str, document: str) -> httpx2.Response:
+        headers = {"Content-Type": "application/json"}
+        return self.http.post(path, content=document.encode(), headers=headers, timeout=self._timeout_s())
 
     def _get(self, path: str) -> httpx2.Response:
         return self.http.get(path, timeout=self._timeout_s())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.schema import Certificate, InvalidDocument, Plan, PlanRequest
+from api.http.examples import MEASUREMENT
+from planner.schema import Certificate, InvalidDocument, Measurement, Plan, PlanRequest
 from runtime_client.cache import PlanCache, PlanKey, default_cache_dir
 from runtime_client.client import PlanClient, load_plan
 from runtime_client.errors import ClientError, NoPlanAvailable, PlanIdentityMismatch, PlanServiceError
@@ -357,3 +358,20 @@ def test_client_needs_no_torch() -> None:
     code = "import sys, runtime_client.client; print('torch' in sys.modules, 'numpy' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["False", "False"]
+
+
+def test_a_report_is_sent_until_it_is_taken_and_never_raises(
+    server: ScriptedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measurement = Measurement.from_object(MEASUREMENT)
+    server.on("POST /v1/measurements", reply(503, {}), reply(201, {}))
+    assert client(server, tmp_path).report(measurement)
+    assert Measurement.from_json(server.bodies[-1]) == measurement
+    server.on("POST /v1/measurements", problem(404, "Not Found", "there is no plan"))
+    assert not client(server, tmp_path).report(measurement)
+    assert "did not take the report of steps 100 to 199" in caplog.text
+    assert "there is no plan" in caplog.text
+    server.on("POST /v1/measurements", server.hang())
+    assert not client(server, tmp_path, deadline_s=0.2).report(measurement)
+    away = PlanClient(f"http://127.0.0.1:{free_port()}", deadline_s=0.2, cache_dir=tmp_path)
+    assert not away.report(measurement)
