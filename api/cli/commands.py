@@ -17,6 +17,7 @@ from api.cli.layout import layout
 from api.cli.lineages import lineages
 from api.cli.plan import plan
 from api.cli.regenerations import clusters, regenerations
+from api.cli.report import report
 from api.cli.schema import schema
 from api.cli.serve import serve
 from api.cli.simulate import simulate
@@ -50,6 +51,7 @@ app.command(rich_help_panel=_PLANNING)(dryrun)
 app.command(rich_help_panel=_DESCRIBING)(describe)
 app.command(rich_help_panel=_DESCRIBING)(catalog)
 app.command(rich_help_panel=_DESCRIBING)(schema)
+app.command(rich_help_panel=_AROUND)(report)
 app.command(rich_help_panel=_AROUND)(serve)
 app.command(rich_help_panel=_AROUND)(worker)
 app.add_typer(jobs, name="jobs", rich_help_panel=_AROUND)

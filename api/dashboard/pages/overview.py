@@ -6,6 +6,7 @@ from api.dashboard.dependencies import Viewer, page_router
 from api.dashboard.rendering import page
 from api.http.dependencies import ServicesDep
 from api.http.jobs.views import Job
+from api.http.measurements.views import DriftingPlanView
 from api.http.overview.endpoints import OverviewView
 from api.http.plans.endpoints import PlanSummary
 from api.http.regenerations.views import CurrentClusterView, Regeneration
@@ -25,6 +26,7 @@ def show_overview(viewer: Viewer, request: Request, services: ServicesDep) -> Re
     plans = services.plans.page(tenant, PlanFilter(), cursor=None, limit=_SHOWN)
     regenerations = services.regenerations.page(tenant, cluster=None, cursor=None, limit=_SHOWN)
     clusters = services.clusters.currents(tenant, after=None, limit=_SHOWN)
+    drifting = services.measurements.drifting(tenant, limit=_SHOWN)
     return page(
         request,
         "overview.html",
@@ -33,5 +35,6 @@ def show_overview(viewer: Viewer, request: Request, services: ServicesDep) -> Re
         plans=[PlanSummary.of(plan) for plan in plans.items],
         regenerations=[Regeneration.of(view) for view in regenerations.items],
         clusters=[CurrentClusterView.of(found) for found in clusters.items],
+        drifting=[DriftingPlanView.of(found) for found in drifting],
         more_clusters=clusters.next is not None,
     )

@@ -9,6 +9,7 @@ from api.dashboard.dependencies import Viewer, page_router
 from api.dashboard.plan.alternatives import trades
 from api.dashboard.plan.buffers import MAX_BUFFERS, buffer_pictures
 from api.dashboard.plan.by_hand import decisions_yaml
+from api.dashboard.plan.measured import measured_part
 from api.dashboard.plan.strip import decision_strip
 from api.dashboard.plan.tables import CATEGORY_NAMES, memory_table, track_rows
 from api.dashboard.rendering import page
@@ -57,6 +58,7 @@ def show_plan(viewer: Viewer, services: ServicesDep, request: Request, plan_id: 
         num_more_buffers=max(0, len(buffers) - MAX_BUFFERS),
         trades=trades(body),
         shadow=shadow_words(body),
+        **(measured_part(services, viewer.tenant, plan_id) if predictions else {}),
         sources={
             source.value: [number for number in predictions.sources if number.source is source]
             for source in NumberSource
