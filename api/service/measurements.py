@@ -94,7 +94,11 @@ class MeasurementService:
             NotFound: the tenant has no such plan.
             NoDecisions: it is infeasible and predicts nothing.
         """
-        plan = self._predicting(tenant, plan_id)
+        return self.compare_plan(tenant, self._predicting(tenant, plan_id))
+
+    def compare_plan(self, tenant: str, plan: Plan) -> Comparison:
+        """As `compare`, of a plan at hand that predicts something."""
+        plan_id = plan.envelope.plan_id
         with self._database.read() as session:
             row = measurements.measured_plan(session, tenant, plan_id)
             number = measurements.num_reports(session, tenant, plan_id)

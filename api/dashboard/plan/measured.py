@@ -5,15 +5,16 @@ from typing import Any
 
 from api.http.measurements.views import PredictedAgainstMeasured, Report
 from api.service.services import Services
+from planner.schema import Plan
 
 SHOWN = 100
 """Newest reports that are drawn and listed."""
 
 
-def measured_part(services: Services, tenant: str, plan_id: str) -> dict[str, Any]:
+def measured_part(services: Services, tenant: str, plan: Plan) -> dict[str, Any]:
     """Values of the template, of a plan that predicts something."""
-    compared = PredictedAgainstMeasured.of(services.measurements.compare(tenant, plan_id))
-    page = services.measurements.page(tenant, plan_id=plan_id, cursor=None, limit=SHOWN)
+    compared = PredictedAgainstMeasured.of(services.measurements.compare_plan(tenant, plan))
+    page = services.measurements.page(tenant, plan_id=plan.envelope.plan_id, cursor=None, limit=SHOWN)
     reports = [Report.of(row) for row in page.items]
     return {"compared": compared, "reports": reports, "drawing": _drawing(compared, reports)}
 

@@ -20,6 +20,7 @@ class MeasuredChart extends Chart {
     const hasPeaks = reports.some((one) => one.bytes !== null);
     this.instance.setOption({
       ...this.base(),
+      useUTC: true,
       tooltip: { ...this.base().tooltip, trigger: "item", formatter: (found) => describe(found.data.one) },
       legend: { bottom: 0, textStyle: { color: colour("text") }, data: hasPeaks ? ["step time", "peak"] : ["step time"] },
       grid: { left: 4, right: 16, top: 12, bottom: 30, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
