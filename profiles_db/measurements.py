@@ -55,7 +55,6 @@ def add(
     Returns the row, and whether it is new.
     """
     assert body.predictions is not None, "who calls has looked"
-    at = now_us()
     plan = {
         "tenant": tenant,
         "plan_id": measurement.plan_id,
@@ -63,26 +62,28 @@ def add(
         "profile_hash": body.inputs.profile,
         "step_time_ns": body.predictions.step_time_ns,
         "peak_bytes": body.predictions.peak.allocated_bytes,
-        "last_at_us": at,
+        "last_at_us": now_us(),
     }
     insert_if_absent(session, MeasuredPlanRow, plan)
+    # Locked before the report refers to it, so that two reports wait for each other, and the later sees both.
+    compared = session.get(
+        MeasuredPlanRow, (tenant, measurement.plan_id), with_for_update=True, populate_existing=True
+    )
+    assert compared is not None, "it was inserted if it was not there"
     values = measurement.model_dump(exclude={"schema_version", "measured_at"})
     values |= {"tenant": tenant, "measurement_id": id_of(measurement), "submitted_by": submitted_by}
-    values |= {"measured_at_us": measurement.measured_at_us, "created_at_us": at}
+    values |= {"measured_at_us": measurement.measured_at_us, "created_at_us": now_us()}
     is_new = insert_if_absent(session, MeasurementRow, values)
     if is_new:
-        _compare(session, tenant, measurement.plan_id, at)
+        _compare(session, compared)
     row = session.get(MeasurementRow, (tenant, values["measurement_id"]))
     assert row is not None, "nothing deletes a report while it is added"
     return row, is_new
 
 
-def _compare(session: Session, tenant: str, plan_id: str, at_us: int) -> None:
-    """Work the ratios out again; the lock makes the later of two reports see both."""
-    plan = session.get(MeasuredPlanRow, (tenant, plan_id), with_for_update=True, populate_existing=True)
-    assert plan is not None, "reports refer to it"
-    newest = page(session, tenant, plan_id=plan_id, limit=NUM_COMPARED).items
-    plan.last_at_us = max(plan.last_at_us, at_us)
+def _compare(session: Session, plan: MeasuredPlanRow) -> None:
+    newest = page(session, plan.tenant, plan_id=plan.plan_id, limit=NUM_COMPARED).items
+    plan.last_at_us = newest[0].created_at_us
     if len(newest) < NUM_COMPARED:
         return
     peaks = [row.peak_bytes for row in newest if row.peak_bytes is not None]

@@ -1,11 +1,12 @@
 """Jobs report, and plans are held to account."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.examples import MEASUREMENT
+from api.http.examples import MEASUREMENT, PROFILE
 from profiles_db import retention
 from profiles_db.engine import Database
 from profiles_db.tables import now_us
@@ -88,6 +89,26 @@ def test_drift_is_the_median_of_the_last_five(client: TestClient, plan: dict[str
     assert (found["drift"], found["peak_ratio"] < 0.51) == ([], True)
     assert "as predicted" in found["words"]
     assert "shardwright_drifting_plans 0.0" in client.get("/metrics").text
+
+
+def test_reports_at_once_are_all_kept_and_compared(client: TestClient, plan: dict[str, Any]) -> None:
+    def send(number: int) -> int:
+        return client.post("/v1/measurements", json=report(plan, number, step=1 + number / 10)).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(send, range(16))) == {201}
+    newest = client.get("/v1/measurements?limit=5").json()["items"]
+    middle = sorted(one["step_time_ns"] for one in newest)[2]
+    found = compared(client, plan)
+    assert found["num_reports"] == 16
+    assert found["step_ratio"] == middle / found["predicted_step_time_ns"]
+
+
+def test_the_profile_that_is_out_of_date_is_named(client: TestClient) -> None:
+    plan = client.post("/v1/plans?wait=300", json={**REQUEST, "profile": PROFILE}).json()
+    for number in range(5):
+        assert client.post("/v1/measurements", json=report(plan, number, step=2.0)).status_code == 201
+    assert f"rest on profile '{PROFILE['name']}', which is out of date" in compared(client, plan)["words"]
 
 
 def test_pages_are_newest_first(client: TestClient, plan: dict[str, Any]) -> None:
