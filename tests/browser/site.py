@@ -42,8 +42,9 @@ def fill(server: Server) -> Site:
         return answer.json()["envelope"]["plan_id"]
 
     two, workload = decoder_request(2, **FAST), decoder_request(2)["workload"]
+    # The first one is of the whole search: what can be asked of it under a change depends on its mesh.
     plan_ids = [
-        plan(two),
+        plan(decoder_request(2)),
         plan({**two, "workload": {**workload, "micro_batch": 2 * workload["micro_batch"]}}),
         plan(decoder_request(4, **FAST)),
     ]

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from api.quantities import duration, percent, size
+from tests.api.http.server import wait_until
 from tests.browser.conftest import check_accessible, check_fits
 from tests.browser.site import Site
 
@@ -74,14 +75,14 @@ def test_filters_follow_what_is_typed_and_the_address_says_so(page, site: Site) 
     page.goto("/plans")
     page.get_by_label("Outcome").select_option("infeasible")
     page.wait_for_url("**/plans?outcome=infeasible")
-    page.wait_for_function("document.querySelectorAll('#results tbody tr').length === 1")
+    wait_until(lambda: page.locator("#results tbody tr").count() == 1)
     assert site.infeasible_id[7:19] in _rows(page)[0][0]
     page.get_by_label("Name contains").fill("no such plan")
     page.get_by_text("No plan is like that").wait_for()
     assert "name=no+such+plan" in page.url
     page.go_back()
     page.wait_for_url("**/plans?outcome=infeasible")
-    page.wait_for_function("document.querySelectorAll('#results tbody tr').length === 1")
+    wait_until(lambda: page.locator("#results tbody tr").count() == 1)
     page.reload()
     assert page.get_by_label("Outcome").input_value() == "infeasible"
 
