@@ -4,6 +4,7 @@ import signal
 from planner.schema import Decisions, Plan
 from tests.api.http.server import wait_until
 from tests.api.http.test_jobs import events_of
+from tests.api.http.test_measurements import report
 
 
 def test_who_cannot_wait_gets_the_best_plan_so_far_and_the_proof_replaces_it(gated) -> None:
@@ -51,6 +52,10 @@ def test_a_cancelled_job_keeps_its_best_plan(gated) -> None:
     assert kept.envelope.plan_id == cancelled["provisional_plan_id"]
     assert one.get("/v1/plans")["items"] == []
     assert one.ask("model", wait=0).json()["attempt"] == 2
+
+    measured = report({"body": kept.body.model_dump(), "envelope": kept.envelope.model_dump()})
+    assert one.server.http.post("/v1/measurements", json=measured).status_code == 201
+    assert one.get(f"/v1/plans/{kept.envelope.plan_id}/measurements")["num_reports"] == 1
 
 
 def test_a_search_whose_planner_was_killed_goes_on_from_the_best_plan_so_far(gated) -> None:
