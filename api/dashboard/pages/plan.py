@@ -58,7 +58,7 @@ def show_plan(viewer: Viewer, services: ServicesDep, request: Request, plan_id: 
         num_more_buffers=max(0, len(buffers) - MAX_BUFFERS),
         trades=trades(body),
         shadow=shadow_words(body),
-        **(measured_part(services, viewer.tenant, plan) if predictions else {}),
+        **(measured_part(services, viewer.tenant, plan) if predictions else {"reports": ()}),
         sources={
             source.value: [number for number in predictions.sources if number.source is source]
             for source in NumberSource
