@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import httpx2
 
 from planner.schema import InvalidDocument, Measurement, Plan, PlanBody, PlanRequest
+from runtime_client.breaker import CircuitBreaker
 from runtime_client.cache import CachedPlan, CacheKey, LineageKey, PlanCache, PlanKey, default_cache_dir
 from runtime_client.errors import (
     ClientError,
@@ -50,7 +51,10 @@ class PlannedFor:
 
 
 class PlanClient:
-    """Asks a plan service, and never holds a job up for longer than the deadline."""
+    """Asks a plan service, and never holds a job up for longer than the deadline.
+
+    After three failures in a row the service is not asked for a minute: calls answer from the cache at once.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class PlanClient:
             raise ClientError(f"deadline_s is {deadline_s}; it must be positive")
         self.deadline_s = deadline_s
         self._service = PlanService(checked_url(url), api_key=api_key)
+        self._breaker = CircuitBreaker()
         self._trusted = TrustedKeys(trusted_keys)
         self._cache = PlanCache(Path(cache_dir) if cache_dir is not None else default_cache_dir())
 
@@ -138,7 +143,21 @@ class PlanClient:
         return answer
 
     def _fetch(self, fetch: Callable[[Deadline], T]) -> T:
-        """Fetch in a thread of its own: resolving a name, for one, knows no timeout."""
+        """Fetch, unless the service has failed several times in a row."""
+        self._breaker.enter()
+        try:
+            answer = self._fetch_in_thread(fetch)
+        except ServiceUnavailable as error:
+            self._breaker.failed(str(error))
+            raise
+        except ClientError:
+            self._breaker.answered()
+            raise
+        self._breaker.answered()
+        return answer
+
+    def _fetch_in_thread(self, fetch: Callable[[Deadline], T]) -> T:
+        """Resolving a name, for one, knows no timeout."""
         answers: list[T | BaseException] = []
         deadline = Deadline.after(self.deadline_s)
 

@@ -1,5 +1,6 @@
 """The client against a real HTTP server that behaves and misbehaves."""
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from api.http.examples import MEASUREMENT
 from planner.schema import Certificate, InvalidDocument, Measurement, Plan, PlanRequest
+from runtime_client.async_client import AsyncPlanClient
 from runtime_client.cache import PlanCache, PlanKey, default_cache_dir
 from runtime_client.client import PlanClient, load_plan
 from runtime_client.errors import ClientError, NoPlanAvailable, PlanIdentityMismatch, PlanServiceError
@@ -375,3 +377,32 @@ def test_a_report_is_sent_until_it_is_taken_and_never_raises(
     assert not client(server, tmp_path, deadline_s=0.2).report(measurement)
     away = PlanClient(f"http://127.0.0.1:{free_port()}", deadline_s=0.2, cache_dir=tmp_path)
     assert not away.report(measurement)
+
+
+def test_a_service_that_fails_again_and_again_is_not_asked_for_a_while(
+    server: ScriptedServer, tmp_path: Path, request_: PlanRequest, plan: Plan
+) -> None:
+    """Answers come from the cache at once then, and a refusal is no failure."""
+    asking = client(server, tmp_path, deadline_s=0.5)
+    server.on("POST /v1/plans", problem(422, "No", "unknown"), reply(200, wire(plan)), problem(503, "Away", "busy"))
+    with pytest.raises(PlanServiceError):
+        asking.plan(request_)
+    assert not asking.plan(request_).stale
+    reasons = [asking.plan(request_).reason for _ in range(3)]
+    assert not any("not asked" in reason for reason in reasons)
+    num_asked = len(server.asked)
+    last = asking.plan(request_)
+    assert (last.plan, last.source) == (plan, "cache")
+    assert "not asked, because it failed 3 times in a row" in last.reason
+    assert len(server.asked) == num_asked
+
+
+def test_plans_can_be_awaited(server: ScriptedServer, tmp_path: Path, request_: PlanRequest, plan: Plan) -> None:
+    server.on("POST /v1/plans", reply(200, wire(plan)))
+    awaited = AsyncPlanClient(client(server, tmp_path))
+
+    async def ask() -> list[Plan]:
+        found = await asyncio.gather(awaited.plan(request_), awaited.plan(request_))
+        return [one.plan for one in found]
+
+    assert asyncio.run(ask()) == [plan, plan]
