@@ -1,9 +1,13 @@
 """The form that changes a cluster, as the document that the API takes."""
 
 import json
+import math
 from typing import Any
 
 from planner.schema.errors import InvalidDocument
+
+_MOST = 1e18
+"""What is more, or no number, is none that anybody means; JSON and integers have no place for it."""
 
 
 def revision_of(form: dict[str, str], *, dry_run: bool = False) -> bytes:
@@ -50,9 +54,12 @@ def _number(
     if not text and optional:
         return None
     try:
-        return kind(text)
+        number = kind(text)
     except ValueError:
-        raise _invalid(name, f"has to be a number, not {text[:40]!r}") from None
+        number = math.nan
+    if not abs(number) <= _MOST:
+        raise _invalid(name, f"has to be a number, not {text[:40]!r}")
+    return number
 
 
 def _invalid(path: str, message: str) -> InvalidDocument:
