@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from planner.schema import Measurement, PlanBody
@@ -149,10 +149,16 @@ def _drifts(bounds: Bounds) -> tuple[ColumnElement[bool], ...]:
 
 
 def remove_before(session: Session, before_us: int) -> int:
-    """Delete old reports, and plans that no other measures; returns the number of reports."""
+    """Delete old reports, and plans that no other measures; returns the number of reports.
+
+    A plan with too few left compares to nothing again: the next report must not raise an alarm by those that went.
+    """
     num = num_changed(session, delete(MeasurementRow).where(MeasurementRow.created_at_us < before_us))
     left = select(MeasurementRow.plan_id).where(
         MeasurementRow.tenant == MeasuredPlanRow.tenant, MeasurementRow.plan_id == MeasuredPlanRow.plan_id
     )
     num_changed(session, delete(MeasuredPlanRow).where(~left.exists(), MeasuredPlanRow.last_at_us < before_us))
+    num_left = left.with_only_columns(func.count()).scalar_subquery()
+    few = update(MeasuredPlanRow).where(MeasuredPlanRow.step_ratio.is_not(None), num_left < NUM_COMPARED)
+    num_changed(session, few.values(step_ratio=None, peak_ratio=None))
     return num

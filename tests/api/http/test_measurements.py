@@ -186,3 +186,22 @@ def test_old_reports_go_and_a_plan_that_is_measured_stays(database_url: str) -> 
         assert prune(now_us()) == (1, 1)
         assert client.get("/v1/measurements").json()["items"] == []
         database.close()
+
+
+def test_reports_that_are_gone_raise_no_alarm(database_url: str) -> None:
+    with running_client(database_url) as client:
+        plan = client.post("/v1/plans?wait=300", json=REQUEST).json()
+        for number in range(5):
+            client.post("/v1/measurements", json=report(plan, number, step=2.0, peak=2.0))
+        middle = now_us()
+        client.post("/v1/measurements", json=report(plan, 5))
+        assert compared(client, plan)["drift"] == ["slower", "more_memory"]
+        database = Database(database_url)
+        with database.write() as session:
+            assert retention.prune(session, keep=1, before_us=middle).measurements == 5
+        database.close()
+        client.post("/v1/measurements", json=report(plan, 6))
+        found = compared(client, plan)
+        assert (found["step_ratio"], found["peak_ratio"], found["drift"]) == (None, None, [])
+        assert found["words"] == "2 of the 5 reports that a comparison takes."
+        assert client.get("/v1/overview").json()["plans_drifting"] == 0
