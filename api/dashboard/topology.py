@@ -6,9 +6,9 @@ and strokes come from the style sheet.
 
 from dataclasses import dataclass
 
-from api.http.regenerations.views import sheet_of
+from api.http.regenerations.views import device_name, memory_of
 from api.quantities import count, size
-from planner.catalog.links import link
+from planner.catalog.links import link, link_names
 from planner.schema import ClusterDescription, LinkSheet, NodeGroup
 
 MAX_NODES, MAX_DEVICES = 4, 8
@@ -50,8 +50,8 @@ class Level:
 
     words: str
     name: str
-    bytes_per_s: int
-    latency_ns: int
+    sheet: LinkSheet | None
+    """None where the catalog has no such link."""
     kind: str
 
 
@@ -133,13 +133,12 @@ def _devices(group: NodeGroup, node: Box) -> list[Box]:
 
 def _inside(group: NodeGroup, node: Box) -> Line:
     y = node.y + HEADER - 6
-    rate = _sheet(group.intra_node).bytes_per_s
     right = node.x + node.width - PADDING
-    return Line(x1=node.x + PADDING, y1=y, x2=right, y2=y, width=_stroke(rate), kind="intra")
+    return Line(x1=node.x + PADDING, y1=y, x2=right, y2=y, width=_stroke(_sheet(group.intra_node)), kind="intra")
 
 
 def _between(nodes: list[Box], number: int, level: Level, width: int) -> list[Line]:
-    y, stroke = BUS_GAP * number + 10, _stroke(level.bytes_per_s)
+    y, stroke = BUS_GAP * number + 10, _stroke(level.sheet)
     bus = Line(x1=0, y1=y, x2=width, y2=y, width=stroke, kind=level.kind)
     offset = 10 * number
     drops = [
@@ -150,8 +149,8 @@ def _between(nodes: list[Box], number: int, level: Level, width: int) -> list[Li
     return [bus, *drops]
 
 
-def _stroke(bytes_per_s: int) -> int:
-    return next((width for rate, width in _RATES if bytes_per_s >= rate), 1)
+def _stroke(sheet: LinkSheet | None) -> int:
+    return next((width for rate, width in _RATES if sheet is not None and sheet.bytes_per_s >= rate), 1)
 
 
 def _levels(cluster: ClusterDescription) -> list[Level]:
@@ -165,29 +164,22 @@ def _levels(cluster: ClusterDescription) -> list[Level]:
     found = []
     for words, given, kind in named:
         if given is not None:
-            sheet = _sheet(given)
-            found.append(
-                Level(
-                    words=words,
-                    name=sheet.name,
-                    bytes_per_s=sheet.bytes_per_s,
-                    latency_ns=sheet.latency_ns,
-                    kind=kind,
-                )
-            )
+            name = given if isinstance(given, str) else given.name
+            found.append(Level(words=words, name=name, sheet=_sheet(given), kind=kind))
     return found
 
 
-def _sheet(given: str | LinkSheet) -> LinkSheet:
-    return link(given) if isinstance(given, str) else given
+def _sheet(given: str | LinkSheet) -> LinkSheet | None:
+    if isinstance(given, LinkSheet):
+        return given
+    return link(given) if given in link_names() else None
 
 
 def _words(cluster: ClusterDescription, levels: list[Level]) -> str:
     groups = [
-        f"{count(group.num_nodes, 'node')} of {count(group.devices_per_node, 'device')} {sheet.name} with "
-        f"{size(group.device_memory_bytes or sheet.memory_bytes)} each"
+        f"{count(group.num_nodes, 'node')} of {count(group.devices_per_node, 'device')} {device_name(group)}"
+        + ("" if (memory_bytes := memory_of(group)) is None else f" with {size(memory_bytes)} each")
         for group in cluster.node_groups
-        for sheet in (sheet_of(group),)
     ]
     links = [f"{level.name} {level.words}" for level in levels]
     return "; ".join([*groups, *links])

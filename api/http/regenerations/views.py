@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from api.http.dependencies import timestamp
 from api.service.regenerations.clusters import CurrentCluster, Preview
 from api.service.regenerations.views import ItemView, RegenerationView
-from planner.catalog.devices import device
-from planner.schema import DeviceSheet, NodeGroup
+from planner.catalog.devices import device, device_names
+from planner.schema import NodeGroup
 from profiles_db.tables import (
     ClusterRevisionRow,
     ItemState,
@@ -34,7 +34,7 @@ class CurrentClusterView(BaseModel):
     devices: list[str]
     """Kinds of devices, by name."""
     device_memory_bytes: int
-    """Of all devices together, before what is reserved."""
+    """Of all devices together, before what is reserved; without those that the catalog does not know."""
     num_plans: int
     links: dict[str, str]
 
@@ -42,7 +42,6 @@ class CurrentClusterView(BaseModel):
     def of(cls, found: CurrentCluster) -> "CurrentClusterView":
         """Show a cluster."""
         groups = found.cluster.node_groups
-        sheets = [sheet_of(group) for group in groups]
         path = f"/v1/clusters/{quote(found.cluster.name, safe='')}"
         return cls(
             name=found.cluster.name,
@@ -50,10 +49,9 @@ class CurrentClusterView(BaseModel):
             revision=found.revision,
             num_nodes=found.cluster.num_nodes,
             num_devices=found.cluster.num_devices,
-            devices=list(dict.fromkeys(sheet.name for sheet in sheets)),
+            devices=list(dict.fromkeys(device_name(group) for group in groups)),
             device_memory_bytes=sum(
-                group.num_nodes * group.devices_per_node * (group.device_memory_bytes or sheet.memory_bytes)
-                for group, sheet in zip(groups, sheets, strict=True)
+                group.num_nodes * group.devices_per_node * (memory_of(group) or 0) for group in groups
             ),
             num_plans=found.num_plans,
             links={
@@ -71,9 +69,21 @@ class CurrentClusterPage(BaseModel):
     next: str | None
 
 
-def sheet_of(group: NodeGroup) -> DeviceSheet:
-    """The data sheet of the devices of a group, from the catalog where it is named."""
-    return device(group.device) if isinstance(group.device, str) else group.device
+def device_name(group: NodeGroup) -> str:
+    """The kind of the devices of a group."""
+    return group.device if isinstance(group.device, str) else group.device.name
+
+
+def memory_of(group: NodeGroup) -> int | None:
+    """Memory (bytes) of a device of a group; None where it is of a kind that the catalog does not know.
+
+    Clusters are stored as they are described; one that cannot be planned for must not take the lists with it.
+    """
+    if group.device_memory_bytes is not None:
+        return group.device_memory_bytes
+    if not isinstance(group.device, str):
+        return group.device.memory_bytes
+    return device(group.device).memory_bytes if group.device in device_names() else None
 
 
 class ClusterRevision(BaseModel):
