@@ -62,7 +62,9 @@ async def error_page(request: Request, error: Exception) -> Response:
 
 def to_login(request: Request) -> Response:
     """Send a person to the login form, and afterwards to where they wanted to go."""
-    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    # As it was sent: in the decoded path, a name with a slash or a question mark in it is another address.
+    path = request.scope["raw_path"].decode("latin-1")
+    wanted = path + (f"?{request.url.query}" if request.url.query else "")
     place = "/login" if wanted == "/" or request.method != "GET" else f"/login?next={quote(wanted)}"
     if request.headers.get("hx-request"):
         return Response(status_code=401, headers={"HX-Redirect": "/login"})

@@ -15,7 +15,8 @@ from api.service.sessions import new_token
 
 router = page_router()
 
-Next = Annotated[str, Query(alias="next", max_length=2000)]
+MAX_ADDRESS = 2000
+Next = Annotated[str, Query(alias="next")]
 
 
 @router.get("/login")
@@ -49,9 +50,9 @@ async def log_out(request: Request, services: ServicesDep) -> Response:
 
 
 def local_path(wanted: str) -> str:
-    """Where to go after login: a page of ours, whatever a link says."""
+    """Where to go after login: a page of ours, whatever a link says; the overview if it is none, or too long."""
     is_local = wanted.startswith("/") and not wanted.startswith(("//", "/\\")) and wanted.isprintable()
-    return wanted if is_local else "/"
+    return wanted if is_local and len(wanted) <= MAX_ADDRESS else "/"
 
 
 def _form(request: Request, services: ServicesDep, wanted: str, problem: str | None = None) -> Response:

@@ -1,4 +1,5 @@
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
@@ -30,6 +31,22 @@ def test_with_keys_every_page_asks_for_one_and_leads_back(client: TestClient, ma
     answer = client.get(f"{path}?x=1", headers=HTML, follow_redirects=False)
     assert answer.status_code == 303
     assert answer.headers["location"] == f"/login?next={path.replace('/', '/')}%3Fx%3D1"
+
+
+def test_names_in_an_address_come_through_the_login_as_they_were(client: TestClient, make_key) -> None:
+    key, path = make_key(), "/clusters/a%2Fb%3Fc%23d%2525"
+    answer = client.get(f"{path}?cursor=%2F", headers=HTML, follow_redirects=False)
+    wanted = parse_qs(urlsplit(answer.headers["location"]).query)["next"][0]
+    assert wanted == f"{path}?cursor=%2F"
+    assert log_in(client, key, next=wanted).headers["location"] == wanted
+
+
+def test_an_address_too_long_to_come_back_to_still_gets_the_form(client: TestClient, make_key) -> None:
+    key = make_key()
+    answer = client.get(f"/plans?unknown={'a' * 3000}", headers=HTML)
+    assert answer.status_code == 200
+    assert 'name="next" value="/"' in answer.text
+    assert log_in(client, key, next="/" + "a" * 3000).headers["location"] == "/"
 
 
 def test_a_key_begins_a_session_that_signing_out_ends(client: TestClient, make_key) -> None:
