@@ -20,7 +20,7 @@ from planner.schema import (
     StateTier,
     UnitPlan,
 )
-from planner.schema.base import Bytes, Part, Positive
+from planner.schema.base import MAX_NAME, Bytes, Part, Positive
 
 Noted = tuple[Decisions, str]
 """Decisions, and what was changed in them in words; empty when nothing was."""
@@ -71,7 +71,8 @@ def changed_request(request: PlanRequest, change: Change) -> PlanRequest:
 
 
 def with_ranks(cluster: ClusterDescription, num_ranks: int) -> ClusterDescription:
-    """The same kind of nodes with so many devices: whole nodes, or a part of one.
+    """The same kind of nodes with so many devices: whole nodes, or a part of one. It has a name of its own, since a
+    service takes the newest description of a name for what that cluster is now.
 
     Raises:
         InconsistentRequest: that is neither, the nodes are not all of one kind, or no link between nodes is known.
@@ -91,7 +92,9 @@ def with_ranks(cluster: ClusterDescription, num_ranks: int) -> ClusterDescriptio
     num_nodes = num_ranks // per_node
     other = group.model_copy(update={"num_nodes": num_nodes, "devices_per_node": per_node})
     link = cluster.inter_node or (group.intra_node if num_nodes > 1 else None)
-    return cluster.model_copy(update={"node_groups": (other,), "inter_node": link})
+    suffix = f", {num_ranks} ranks"
+    name = f"{cluster.name[: MAX_NAME - len(suffix)]}{suffix}"
+    return cluster.model_copy(update={"name": name, "node_groups": (other,), "inter_node": link})
 
 
 def carried_over(decisions: Decisions, request: PlanRequest, change: Change) -> tuple[Decisions, tuple[str, ...]]:

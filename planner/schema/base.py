@@ -18,7 +18,8 @@ Bytes = Count
 """A size in bytes."""
 Nanoseconds = Count
 """A duration; integers everywhere, so that simulator and solver can agree exactly."""
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+MAX_NAME = 200
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 ModulePath = Annotated[str, Field(max_length=500)]
 """Dotted path of a module in its root; the empty string is the root itself."""
 Sha256 = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
