@@ -1,9 +1,9 @@
 """What a cluster of a name was when, and which plans rest on it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from profiles_db import documents
@@ -34,12 +34,6 @@ def newest(session: Session, tenant: str, name: str) -> ClusterRevisionRow | Non
     """The revision that holds now."""
     query = select(ClusterRevisionRow).where(ClusterRevisionRow.tenant == tenant, ClusterRevisionRow.name == name)
     return session.scalar(query.order_by(ClusterRevisionRow.revision.desc()).limit(1))
-
-
-def newest_document(session: Session, tenant: str, name: str) -> str | None:
-    """Hash of the cluster description of a name that was stored last."""
-    query = _named(tenant, name).order_by(DocumentRow.created_at_us.desc(), DocumentRow.content_hash).limit(1)
-    return session.scalars(query).first()
 
 
 def page(
@@ -115,12 +109,40 @@ def affected_plans(session: Session, tenant: str, cluster_hash: str) -> Sequence
     return [Affected(plan_id=plan_id) for plan_id in newest_of.values()]
 
 
-def num_plans(session: Session, tenant: str, name: str) -> int:
-    """Number of plans that rest on any description of a cluster."""
-    query = select(func.count()).select_from(PlanRow)
-    return (
-        session.scalar(query.where(PlanRow.tenant == tenant, PlanRow.cluster_hash.in_(_named(tenant, name)))) or 0
+def newest_of(session: Session, tenant: str, names: Iterable[str]) -> dict[str, ClusterRevisionRow]:
+    """As `newest`, of many names at once; without those that have no revision."""
+    row = ClusterRevisionRow
+    here = (row.tenant == tenant) & row.name.in_(list(names))
+    last = select(row.name, func.max(row.revision)).where(here).group_by(row.name)
+    query = select(row).where(here, tuple_(row.name, row.revision).in_(last))
+    return {found.name: found for found in session.scalars(query)}
+
+
+def newest_documents(session: Session, tenant: str, names: Iterable[str]) -> dict[str, str]:
+    """Hashes of the cluster descriptions of names that were stored last."""
+    row = DocumentRow
+    query = (
+        select(row.name, row.content_hash)
+        .where(row.tenant == tenant, row.kind == DocumentKind.CLUSTER, row.name.in_(list(names)))
+        .order_by(row.created_at_us.desc(), row.content_hash)
     )
+    found: dict[str, str] = {}
+    for name, content_hash in session.execute(query):
+        found.setdefault(name, content_hash)
+    return found
+
+
+def nums_plans(session: Session, tenant: str, names: Iterable[str]) -> dict[str, int]:
+    """Numbers of plans that rest on any description of each cluster; without those that have none."""
+    same = (DocumentRow.tenant == PlanRow.tenant) & (DocumentRow.content_hash == PlanRow.cluster_hash)
+    query = (
+        select(DocumentRow.name, func.count())
+        .select_from(PlanRow)
+        .join(DocumentRow, same)
+        .where(PlanRow.tenant == tenant, DocumentRow.name.in_(list(names)))
+        .group_by(DocumentRow.name)
+    )
+    return dict(session.execute(query).all())
 
 
 def _named(tenant: str, name: str) -> Select[str]:

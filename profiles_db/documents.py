@@ -42,6 +42,13 @@ def get_bytes(session: Session, tenant: str, kind: DocumentKind, content_hash: s
     return None if body is None else zlib.decompress(body)
 
 
+def bodies(session: Session, tenant: str, hashes: Iterable[str]) -> dict[str, bytes]:
+    """Canonical JSON of documents by their hash."""
+    query = select(DocumentRow.content_hash, DocumentRow.body)
+    chosen = query.where(DocumentRow.tenant == tenant, DocumentRow.content_hash.in_(set(hashes)))
+    return {content_hash: zlib.decompress(body) for content_hash, body in session.execute(chosen)}
+
+
 def is_stored(session: Session, tenant: str, kind: DocumentKind, content_hash: str) -> bool:
     """Whether a document is stored as that kind."""
     return session.scalar(select(DocumentRow.content_hash).where(*_is(tenant, kind, content_hash))) is not None

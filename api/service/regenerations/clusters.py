@@ -188,7 +188,10 @@ class ClusterRevisionService:
             NotFound: no cluster of this name is stored.
         """
         with self._database.read() as session:
-            return _now(session, tenant, name)
+            found = _now(session, tenant, [name])
+        if not found:
+            raise NotFound("cluster", name)
+        return found[0]
 
     def currents(self, tenant: str, *, after: str | None, limit: int) -> Page[CurrentCluster]:
         """Clusters as they are now, by name; the cursor is the last name that was shown."""
@@ -196,21 +199,27 @@ class ClusterRevisionService:
             names = documents.names_of_kind(
                 session, tenant, DocumentKind.CLUSTER, after=after or "", limit=limit + 1
             )
-            items = [_now(session, tenant, name) for name in names[:limit]]
+            items = _now(session, tenant, names[:limit])
         return Page(items=items, next=names[limit - 1] if len(names) > limit else None)
 
 
-def _now(session: Session, tenant: str, name: str) -> CurrentCluster:
-    newest = cluster_revisions.newest(session, tenant, name)
-    cluster_hash = _current(session, tenant, name)
-    if cluster_hash is None:
-        raise NotFound("cluster", name)
-    return CurrentCluster(
-        cluster=_load(session, tenant, cluster_hash),
-        cluster_hash=cluster_hash,
-        revision=0 if newest is None else newest.revision,
-        num_plans=cluster_revisions.num_plans(session, tenant, name),
-    )
+def _now(session: Session, tenant: str, names: list[str]) -> list[CurrentCluster]:
+    """Clusters of these names, in their order, by a few queries however many there are; without unknown ones."""
+    newest = cluster_revisions.newest_of(session, tenant, names)
+    hashes = cluster_revisions.newest_documents(session, tenant, names)
+    hashes |= {name: row.cluster_hash for name, row in newest.items()}
+    bodies = documents.bodies(session, tenant, hashes.values())
+    nums_plans = cluster_revisions.nums_plans(session, tenant, names)
+    return [
+        CurrentCluster(
+            cluster=_read(bodies[hashes[name]], hashes[name]),
+            cluster_hash=hashes[name],
+            revision=newest[name].revision if name in newest else 0,
+            num_plans=nums_plans.get(name, 0),
+        )
+        for name in names
+        if name in hashes
+    ]
 
 
 def _store(
@@ -265,12 +274,18 @@ def _affected(
 
 def _current(session: Session, tenant: str, name: str) -> str | None:
     newest = cluster_revisions.newest(session, tenant, name)
-    return newest.cluster_hash if newest else cluster_revisions.newest_document(session, tenant, name)
+    if newest is not None:
+        return newest.cluster_hash
+    return cluster_revisions.newest_documents(session, tenant, [name]).get(name)
 
 
 def _load(session: Session, tenant: str, content_hash: str) -> ClusterDescription:
     body = documents.get_bytes(session, tenant, DocumentKind.CLUSTER, content_hash)
     assert body is not None, "foreign keys keep the clusters of revisions"
+    return _read(body, content_hash)
+
+
+def _read(body: bytes, content_hash: str) -> ClusterDescription:
     return ClusterDescription.from_json(body, source=f"stored cluster {content_hash}")
 
 

@@ -1,6 +1,7 @@
 import copy
 
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
 
 from api.http.examples import CLUSTER
 from tests.api.http.server import FAST, REQUEST, decoder_request, wait_until
@@ -88,3 +89,26 @@ def test_a_cancelled_job_is_tried_again_and_one_with_a_plan_is_not(client: TestC
     check_problem(client.post("/v1/jobs/nobody/retry"), 404, "not_found")
     shown = client.get(f"/v1/jobs/{done}").json()
     assert (shown["model_name"], shown["cluster_name"]) == (REQUEST["model"]["name"], CLUSTER["name"])
+
+
+def test_a_page_of_clusters_takes_no_more_queries_than_one_cluster(client: TestClient) -> None:
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        statements.append(statement)
+
+    def num_queries() -> int:
+        statements.clear()
+        assert client.get("/v1/current-clusters").status_code == 200
+        return len([one for one in statements if "FROM documents" in one or "cluster_revisions" in one])
+
+    assert client.post("/v1/clusters", json=CLUSTER).status_code == 201
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        of_one = num_queries()
+        for number in range(20):
+            client.post("/v1/clusters", json={**CLUSTER, "name": f"cluster {number}"})
+        assert len(client.get("/v1/current-clusters").json()["items"]) == 21
+        assert num_queries() == of_one > 0
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
