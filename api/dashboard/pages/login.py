@@ -29,12 +29,13 @@ def show_login(request: Request, services: ServicesDep, wanted: Next = "/") -> R
 
 @router.post("/login")
 async def log_in(request: Request, services: ServicesDep, form: Form) -> Response:
-    """Begin a session and go on to the page that was asked for."""
+    """Begin a session, in the place of an earlier one, and go on to the page that was asked for."""
     credential, wanted = form.get("credential", "").strip(), form.get("next", "/")
     try:
         session = await run_in_threadpool(services.sessions.begin, credential)
     except Unauthenticated as error:
         return await run_in_threadpool(_form, request, services, wanted, str(error))
+    await run_in_threadpool(services.sessions.end, request.state.cookie)
     response = RedirectResponse(local_path(wanted), 303)
     set_cookie(request, response, session.token, seconds=session.seconds)
     return response

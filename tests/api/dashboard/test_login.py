@@ -67,6 +67,18 @@ def test_a_key_begins_a_session_that_signing_out_ends(client: TestClient, make_k
     assert client.get("/plans", headers=HTML, follow_redirects=False).status_code == 303
 
 
+def test_who_signs_in_again_leaves_no_session_behind(client: TestClient, make_key) -> None:
+    log_in(client, make_key())
+    first = client.cookies[COOKIE]
+    assert log_in(client, "swk_0_0").status_code == 401
+    assert client.get("/plans", headers=HTML, follow_redirects=False).status_code == 200
+    log_in(client, make_key("team-b"))
+    assert "of team-b" in client.get("/plans", headers=HTML).text
+    client.cookies.clear()
+    client.cookies.set(COOKIE, first)
+    assert client.get("/plans", headers=HTML, follow_redirects=False).status_code == 303
+
+
 def test_a_wrong_key_gets_the_form_again(client: TestClient, make_key) -> None:
     key = make_key()
     for wrong in (key[:-1], "", "swk_0_0", "eyJ.a.b"):
