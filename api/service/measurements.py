@@ -1,5 +1,6 @@
 """What jobs report of their steps, held against what their plans predict."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -103,7 +104,7 @@ class MeasurementService:
             row = measurements.measured_plan(session, tenant, plan_id)
             number = measurements.num_reports(session, tenant, plan_id)
             newest = measurements.page(session, tenant, plan_id=plan_id, limit=1).items
-            found = None if row is None else self._drifting(session, row)
+            found = None if row is None else self._drifting(session, tenant, [row])[0]
         return Comparison(
             plan=plan,
             num_reports=number,
@@ -118,7 +119,7 @@ class MeasurementService:
         """Plans beyond a bound by reports of the last week, the newest report first."""
         with self._database.read() as session:
             rows = measurements.drifting(session, tenant, self._bounds, limit=limit)
-            return [self._drifting(session, row) for row in rows]
+            return self._drifting(session, tenant, rows)
 
     def num_drifting(self) -> int:
         """Number of plans that `drifting` finds, over all tenants."""
@@ -131,15 +132,18 @@ class MeasurementService:
             raise NoDecisions(plan_id)
         return plan
 
-    def _drifting(self, session: Session, row: MeasuredPlanRow) -> DriftingPlan:
+    def _drifting(self, session: Session, tenant: str, rows: Sequence[MeasuredPlanRow]) -> list[DriftingPlan]:
+        names = documents.names(session, tenant, [row.profile_hash for row in rows if row.profile_hash])
+        return [self._beyond(row, names.get(row.profile_hash or "", "")) for row in rows]
+
+    def _beyond(self, row: MeasuredPlanRow, profile: str) -> DriftingPlan:
         found = {
             Drift.SLOWER: self._bounds.is_slower(row),
             Drift.FASTER: self._bounds.is_faster(row),
             Drift.MORE_MEMORY: self._bounds.needs_more_memory(row),
         }
         drift = tuple(one for one, holds in found.items() if holds)
-        names = documents.names(session, row.tenant, [row.profile_hash] if row.profile_hash else [])
-        return DriftingPlan(row=row, drift=drift, words=self._words(row, drift, "".join(names.values())))
+        return DriftingPlan(row=row, drift=drift, words=self._words(row, drift, profile))
 
     def _words(self, row: MeasuredPlanRow, drift: tuple[Drift, ...], profile: str) -> str:
         last = f"median of the last {NUM_COMPARED} reports"

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 
 from api.http.examples import MEASUREMENT, PROFILE
+from api.service.measurements import MeasurementService
 from profiles_db import retention
 from profiles_db.engine import Database
+from profiles_db.measurements import Bounds
 from profiles_db.tables import now_us
 from tests.api.http.server import REQUEST, bearer, make_key, running_client
 from tests.api.http.test_problems import check_problem
@@ -205,3 +208,32 @@ def test_reports_that_are_gone_raise_no_alarm(database_url: str) -> None:
         assert (found["step_ratio"], found["peak_ratio"], found["drift"]) == (None, None, [])
         assert found["words"] == "2 of the 5 reports that a comparison takes."
         assert client.get("/v1/overview").json()["plans_drifting"] == 0
+
+
+def test_plans_that_drift_are_listed_by_as_many_queries_as_one(database_url: str) -> None:
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        statements.append(statement)
+
+    database = Database(database_url)
+    with running_client(database_url) as client:
+        service = MeasurementService(database, client.app.state.services.simulations, Bounds(step=0.1, peak=0.05))
+
+        def num_queries(num_plans: int) -> int:
+            statements.clear()
+            found = service.drifting("default", limit=8)
+            assert len(found) == num_plans
+            assert all("rest on profile" in one.words for one in found)
+            return len(statements)
+
+        event.listen(database.engine, "before_cursor_execute", note)
+        nums = []
+        for number in range(1, 3):
+            request = {**REQUEST, "profile": PROFILE, "limits": {"memory_bytes": 2**36 - number}}
+            plan = client.post("/v1/plans?wait=300", json=request).json()
+            for first in range(5):
+                client.post("/v1/measurements", json=report(plan, first, step=2.0))
+            nums.append(num_queries(number))
+        assert nums[0] == nums[1]
+    database.close()
