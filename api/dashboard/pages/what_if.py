@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from api.dashboard.dependencies import Form, PlanningViewer, Viewer, page_router
 from api.dashboard.pages.compare import CHOICES, number_rows
 from api.dashboard.rendering import page
+from api.http.body import with_body
 from api.http.dependencies import SHA256_PATTERN, ServicesDep
 from api.http.simulations.views import broken_limits
 from api.service.callers import Scope
@@ -67,7 +68,7 @@ def show_form(
 @router.post("/what-if/simulate")
 async def simulate(viewer: Viewer, services: ServicesDep, request: Request, form: Form) -> Response:
     """What the form asks for, predicted; or why it cannot be."""
-    return await run_in_threadpool(_simulate, viewer.tenant, services, request, form)
+    return await with_body(request, _simulate, viewer.tenant, services, request, form)
 
 
 def _simulate(tenant: str, services: ServicesDep, request: Request, form: dict[str, str]) -> Response:
