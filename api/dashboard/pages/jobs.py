@@ -12,6 +12,7 @@ from api.http.dependencies import JobId, ServicesDep
 from api.http.jobs.views import Job
 from api.http.overview.endpoints import OverviewView
 from api.service.callers import Scope
+from api.service.jobs import JobView
 from profiles_db.tables import JobState
 
 router = page_router()
@@ -39,6 +40,7 @@ def show_jobs(
         state=state,
         cursor=cursor,
         may_plan=Scope.PLAN in viewer.scopes,
+        retryable={view.job.job_id for view in found.items if _may_retry(view)},
     )
 
 
@@ -46,14 +48,13 @@ def show_jobs(
 def show_job(viewer: Viewer, request: Request, services: ServicesDep, job_id: JobId) -> Response:
     """One job, live."""
     view = services.jobs.get(viewer.tenant, job_id)
-    is_permanent = bool((view.job.problem or {}).get("permanent", False))
     return page(
         request,
         "job.html",
         job=Job.of(view),
         is_live=not view.is_final,
         may_plan=Scope.PLAN in viewer.scopes,
-        may_retry=view.is_final and view.job.plan_id is None and not is_permanent,
+        may_retry=_may_retry(view),
     )
 
 
@@ -69,3 +70,9 @@ async def retry_job(viewer: PlanningViewer, services: ServicesDep, job_id: JobId
     """Ask again for what a job had no plan for, and show the new job."""
     job = await run_in_threadpool(services.plans.retry, viewer, job_id)
     return RedirectResponse(address(f"/jobs/{job.job_id}", notice="retried"), 303)
+
+
+def _may_retry(view: JobView) -> bool:
+    """Whether the same request may fare better."""
+    is_permanent = bool((view.job.problem or {}).get("permanent", False))
+    return view.is_final and view.job.plan_id is None and not is_permanent
