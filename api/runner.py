@@ -22,6 +22,8 @@ _log = structlog.get_logger()
 
 WATCH_S = 0.5
 """Runs here are compared with the database this often: a job may have been cancelled elsewhere."""
+RELEASE_S = 5.0
+"""A run that has ended waits for so long at most until its submitter's next jobs are on the queue."""
 STOP_TIMEOUT_S = 5.0
 """How long a thread is waited for that may be held up by a database that is away."""
 
@@ -116,6 +118,7 @@ class JobRunner:
         self._solving.add(job_id)
         try:
             self._runs.solve(job_id)
+            self._release_next()
         finally:
             self._solving.discard(job_id)
             self._work_left.set()
@@ -130,6 +133,28 @@ class JobRunner:
             taken = jobs.release(session, submitted_by, priority, at_most=self._settings.max_solves_per_key)
         for job, rank in taken:
             self._queue.put(job.job_id, priority, rank)
+
+    def _release_next(self) -> None:
+        """Hand over what waits before this run gives its slot back: else a less urgent job that is on the queue
+        already could take it. In a thread of its own, since DBOS starts no workflow from within a step.
+        """
+
+        def release() -> None:
+            try:
+                if not self._stopping.is_set():
+                    self._release_waiting()
+            except Exception as error:
+                _log_failure("release_failed", error)
+
+        thread = threading.Thread(target=release, name="release", daemon=True)
+        thread.start()
+        thread.join(RELEASE_S)
+
+    def _release_waiting(self) -> None:
+        with self._database.read() as session:
+            waiting = jobs.waiting(session)
+        for submitted_by, priority in waiting:
+            self._release(submitted_by, priority)
 
     def _keep_beating(self) -> None:
         waited_s, pause_s = 0.0, min(WATCH_S, self._settings.heartbeat_s)
@@ -170,10 +195,7 @@ class JobRunner:
             return
         living = self._bury()
         self._mender.mend(living, self._dead, self._solving)
-        with self._database.read() as session:
-            waiting = jobs.waiting(session)
-        for submitted_by, priority in waiting:
-            self._release(submitted_by, priority)
+        self._release_waiting()
 
     def _bury(self) -> Sequence[ExecutorRow]:
         """Put the work of dead processes back on the queue; returns who lives. On SQLite nobody else does: we hold
