@@ -19,7 +19,7 @@ demo: $(STAMPS)/cli ## Plan Llama-3-8B on 8 x H100 and print why (no torch, no G
 install: $(STAMPS)/dev ## Make the virtual environment for development
 
 test: $(STAMPS)/dev ## Run the tests
-	@$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 verify-program: $(STAMPS)/dev ## Compare predicted programs with the real FSDP2 code (resumable, VERIFY_ARGS=--again)
 	@$(BIN)/python -m benchmarks.program_matrix $(VERIFY_ARGS)
