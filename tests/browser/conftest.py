@@ -22,8 +22,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     server.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator:
+    """Of one module: while Playwright runs, nothing else in this thread can run an event loop (`asyncio.run`)."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
