@@ -32,36 +32,34 @@ def atom_problems(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
         for name in unit.layouts
         for entry in layouts[name].entries
     }
+    tables = {
+        call.path
+        for call in request.model.calls
+        if request.model.kinds[call.kind].role in (CallRole.EMBEDDING, CallRole.HEAD)
+    }
     other_dims = {item.parameter for item in decisions.shard_dims}
     for name, parameter in request.model.iter_parameters():
-        index, step = owner(name, owners), _step(request, name, parameter)
+        index = owner(name, owners)
+        step = _step(request, name, parameter, is_table=name.rpartition(".")[0] in tables)
         if parameter.tied_to is not None or index is None or step < 2:
             continue
         ranks = decisions.mesh_of(decisions.units[index]).shard
         cuts = _ends(parameter, ranks, *places.get(name, (None, 0)))
-        if (name in other_dims and ranks > 1 and step > 1) or any(cut % step for cut in cuts):
+        if (name in other_dims and ranks > 1) or any(cut % step for cut in cuts):
             yield f"parameter {name!r}: a shard of {ranks} ends inside its atom of {step} elements"
 
 
-def _step(request: PlanRequest, name: str, parameter: Parameter) -> int:
+def _step(request: PlanRequest, name: str, parameter: Parameter, *, is_table: bool) -> int:
     """Elements that stay together: of the first rule, or the least multiple of description and quantizer."""
     for rule in request.workload.atoms:
         if rule.holds(name):
             return _elements(rule.atom, parameter)
-    own, scaled = _elements(parameter.atom, parameter), _elements(_quantized(request, name, parameter), parameter)
-    return min(lcm(own, scaled), max(1, parameter.num_elements))
-
-
-def _quantized(request: PlanRequest, name: str, parameter: Parameter) -> Atom:
+    step = _elements(parameter.atom, parameter)
     for group in request.workload.quantizer_groups:
-        if group.holds(name, len(parameter.shape), is_table=_is_table(request, name)):
-            return _BLOCKS[group.quantizer]
-    return ElementAtom()
-
-
-def _is_table(request: PlanRequest, name: str) -> bool:
-    kinds = (call.kind for call in request.model.calls if call.path == name.rpartition(".")[0])
-    return any(request.model.kinds[kind].role in (CallRole.EMBEDDING, CallRole.HEAD) for kind in kinds)
+        if group.holds(name, len(parameter.shape), is_table=is_table):
+            step = lcm(step, _elements(_BLOCKS[group.quantizer], parameter))
+            break
+    return min(step, max(1, parameter.num_elements))
 
 
 def _elements(atom: Atom, parameter: Parameter) -> int:

@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from api.cli.options import ImplementationChoice, OptimizerChoice, RequestOptions
+from api.cli.options import QUANTIZERS, ImplementationChoice, OptimizerChoice, RequestOptions
 from api.cli.requests import parse_choice, parse_dtype, parse_duration, parse_size
 from planner.schema import (
     AtomRule,
@@ -128,6 +128,10 @@ def test_atoms_are_rules_of_the_workload(files):
     )
     with pytest.raises(InvalidDocument, match="give one number of rows"):
         options(files, atom=["*=rows:16-128"]).to_request()
+
+
+def test_help_names_every_quantizer():
+    assert QUANTIZERS.split(", ") == list(Quantizer)
 
 
 def test_quantizers_are_of_the_workload(files):
