@@ -1,8 +1,8 @@
 """Decisions as YAML, for who writes the calls of `fully_shard` by hand."""
 
 import json
-from collections.abc import Iterator
-from typing import Any
+
+import yaml
 
 from planner.schema.plan import Plan
 
@@ -23,21 +23,5 @@ def decisions_yaml(plan: Plan) -> str:
         ranks=plan.body.world_size,
         torch=plan.body.requires.torch,
     )
-    return head + "\n".join(_lines(decisions.model_dump(mode="json", exclude_defaults=True), "")) + "\n"
-
-
-def _lines(value: dict[str, Any], indent: str) -> Iterator[str]:
-    """A mapping in block style; JSON is a part of YAML, so scalars and short lists are written as JSON."""
-    for name, inner in value.items():
-        match inner:
-            case dict() if inner:
-                yield f"{indent}{name}:"
-                yield from _lines(inner, f"{indent}  ")
-            case [dict(), *_]:
-                yield f"{indent}{name}:"
-                for item in inner:
-                    first, *others = _lines(item, f"{indent}    ") if item else ("    {}",)
-                    yield f"{indent}  - {first.lstrip()}"
-                    yield from others
-            case _:
-                yield f"{indent}{name}: {json.dumps(inner)}"
+    chosen = decisions.model_dump(mode="json", exclude_defaults=True)
+    return f"{head}{yaml.safe_dump(chosen, sort_keys=False, width=120)}"
