@@ -218,6 +218,9 @@ class _Search:
         elif node.is_relaxed and self._polish():
             self._push(node)
             return
+        elif node.is_relaxed and node.stage == 1:
+            self._report(f"bounding {node.region.label}")
+            self._sharpen(node)
         elif node.is_relaxed:
             for child in self._split(node):
                 self._push(child)
@@ -302,7 +305,10 @@ class _Search:
         item.heuristic.sharpen(gap=self.request.search.gap / 4, enough=self._enough(item))
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
-        self.incumbent.offer(item)
+        if not node.is_relaxed:
+            self.incumbent.offer(item)
+        elif not node.is_empty and self._is_open(node):
+            self._try(node, item.heuristic.best)
 
     def _prove(self, node: Node) -> None:
         limits, item = self.request.search, node.item()

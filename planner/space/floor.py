@@ -2,14 +2,19 @@
 
 For each micro-batch, units in the order of their forward, with f_k and b_k the computation from where unit k begins
 on in forward, and until it ends in backward (copies out of gathers and into reductions among it), A_k its gather,
-R_k its reduce-scatter and L_k its all-reduce, X what is recomputed, Y what is gathered again, Z the copies of that:
+R_k its reduce-scatter and L_k its all-reduce, X what is recomputed, Y what is gathered again, Z the copies of that,
+and of offloaded units H_k the copy of shards to the device and D_k that of gradients to the host (below part of R_k
+or L_k, on whose stream it is):
 
-    forward  >= A_1 + .. + A_k + f_k                                            for each k
+    forward  >= A_1 + .. + A_k + f_k, H_1 + .. + H_k + A_k + f_k                for each k
     backward >= b_k + R_k + .. + R_1 + L', b_k + R' + L_k + .. + L_1            for each k (R', L' the least)
     backward >= that + X + Z of all that comes before
     backward >= b_n + sum of R + Y' (+ sum of L, where they share the link)     for the first n that reduces
     forward  >= copies of activations to the host, backward >= those back
     both     >= what the CPU has to launch
+
+Where gradients are added to others on the host the CPU waits for D_k before it goes on: then R_k and D_k are among
+b_j of every unit j whose backward comes later.
 
 The loss needs every gather of the forward; every reduction needs a gradient, which comes after the loss. Y' is Y
 without as many gathers as are issued before the first reduction, prefetched ones among them: the link takes all in
@@ -33,6 +38,14 @@ from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, S
 from planner.program.units import ROOT
 from planner.space.candidate import BACKWARD_DEPTHS
 from planner.space.mixture import WEIGHTS, Alike, Mixture, Option
+from planner.space.reductions import (
+    Reduction,
+    gradient_copies_ns,
+    host_waits_ns,
+    reduces_early,
+    reduction,
+    reductions_ns,
+)
 from planner.space.room import (
     Moment,
     gathered_bytes,
@@ -148,8 +161,11 @@ def _forward_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
         _copy_out_ns(inputs.sizes[unit].gathered, costs, is_aliased=knobs.is_aliased(unit)) for unit, _ in order
     ]
     copies_ns = sum(copies)
-    longest, gathered_ns = left_ns[0] + copies_ns, 0
+    longest, gathered_ns, fetched_ns = left_ns[0] + copies_ns, 0, 0
     for copy_ns, (unit, first) in zip(copies, order, strict=True):
+        if knobs.is_on_host(unit):
+            fetched_ns += costs.host_to_device_ns(inputs.sizes[unit].stored)
+            gathered_ns = max(gathered_ns, fetched_ns)
         gathered_ns += costs.collectives(knobs.meshes[unit]).all_gather_ns(inputs.sizes[unit].gathered)
         longest = max(longest, gathered_ns + copies_ns + left_ns[first])
         copies_ns -= copy_ns
@@ -193,29 +209,28 @@ def _backward_sums(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> _Sums:
     ]
     done_ns = [*accumulate(reversed(calls), initial=0)][::-1]
     """From the backward of each call, that of it included, to the end of its own."""
-    scatters_ns = alls_ns = copies_ns = 0
-    each: list[tuple[int, int]] = []
     order = units_in_order(inputs)
-    total_copies_ns = sum(_gradient_copies_ns(inputs, knobs, costs, unit) for unit, _ in order)
-    tails = [_Tail(0, done_ns[0] + total_copies_ns)]
+    copies_ns = {unit: gradient_copies_ns(inputs, knobs, costs, unit) for unit, _ in order}
+    waits_ns = host_waits_ns(inputs, knobs, costs)
+    tails = [_Tail(0, done_ns[0] + sum(copies_ns.values()) + sum(waits_ns.values()))]
+    early_ns = {unit: ns for unit, ns in waits_ns.items() if reduces_early(inputs, unit)}
+    before_ns = sum(copies_ns.values()) + sum(early_ns.values())
+    each: list[Reduction] = []
     for unit, first in order:
-        before_ns = done_ns[0 if unit == ROOT else first] + total_copies_ns - copies_ns
-        copies_ns += _gradient_copies_ns(inputs, knobs, costs, unit)
+        begin = 0 if unit == ROOT else first
+        before_ns -= early_ns.get(unit, 0)
+        reduced_ns = done_ns[begin] + before_ns
+        before_ns -= copies_ns[unit]
         if not (knobs.reduces and sizes[unit].reduce_input):
             continue
-        scatter_ns, all_reduce_ns = _reduction_ns(inputs, knobs, costs, unit)
-        scatters_ns += scatter_ns
-        alls_ns += all_reduce_ns
-        each.append((scatter_ns, all_reduce_ns))
-        first_ns, last_ns = (min(durations) for durations in zip(*each, strict=True))
-        last_ns = alls_ns if shares_link else last_ns
-        reduced_ns = before_ns + max(scatters_ns + last_ns, first_ns + alls_ns)
-        tails.append(_Tail(0 if unit == ROOT else first, reduced_ns))
+        each.append(reduction(inputs, knobs, costs, unit))
+        tails.append(_Tail(begin, reduced_ns + reductions_ns(each, shares_link=shares_link)))
+    alls_ns = sum(one.all_reduce_ns for one in each)
     spending = _first_spending(inputs, knobs)
     reduced = _first_reduced(inputs, knobs)
     return _Sums(
-        link_ns=scatters_ns + (alls_ns if shares_link else 0),
-        all_reduces_ns=alls_ns,
+        link_ns=sum(one.scatter_ns for one in each) + (alls_ns if shares_link else 0),
+        all_reduces_ns=sum(one.after_all_reduce_ns for one in each) + alls_ns,
         first_ns=0 if reduced is None else done_ns[reduced],
         num_begun=sum(run.last >= (reduced or 0) for run in inputs.partition.passes),
         last=max((tail for tail in tails if tail.first <= spending), key=lambda tail: tail.compute_ns),
@@ -243,30 +258,6 @@ def _first_spending(inputs: StepInputs, knobs: Knobs) -> int:
         if any(option not in (KEEP, TO_HOST) for option in options_of(knobs, call))
     )
     return min([*recomputing, *(last for unit, last in ends.items() if unit in with_backward)], default=0)
-
-
-def _reduction_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> tuple[int, int]:
-    """Reduce-scatter and all-reduce of a unit."""
-    size, collectives = inputs.sizes[unit], costs.collectives(knobs.meshes[unit])
-    return (
-        collectives.reduce_scatter_ns(size.reduce_input) if knobs.shard(unit) > 1 else 0,
-        collectives.all_reduce_ns(size.reduce_output) if knobs.all_reduces(unit) else 0,
-    )
-
-
-def _gradient_copies_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, unit: int) -> int:
-    """Copies that the compute stream makes of a unit's gradients: into sums, and into the reduction."""
-    size = inputs.sizes[unit]
-    duration, whole = 0, size.gradients
-    if size.accumulates_apart and size.gradients:
-        if knobs.finds_whole_gradients:
-            duration += costs.copy_ns(size.gradients + size.whole_gradients, size.whole_gradients)
-            whole = size.whole_gradients
-        elif not knobs.reduces:
-            duration += costs.copy_ns(size.gradients, size.whole_gradients)
-    if knobs.reduces and size.reduce_input:
-        duration += costs.copy_ns(whole, size.reduce_input)
-    return duration
 
 
 @dataclass(frozen=True, slots=True)

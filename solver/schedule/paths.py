@@ -3,8 +3,9 @@
 A path follows a chain past everything on it, waits for an activity that no assignment leaves out, follows the
 issuer, or jumps from one such activity to another by a cut (`solver.schedule.cuts`), which counts the longer of
 several ways between the two. Optional activities on the way add their duration where they are present; what only
-they join is no path. The longest path at an assignment goes from stream to stream as the schedule does, where a
-window of one chain cannot.
+they join is no path. From the issuer a path may go on to an optional activity of a chain: where that is absent, the
+next one on the chain is issued later still. The longest path at an assignment goes from stream to stream as the
+schedule does, where a window of one chain cannot.
 """
 
 from collections import defaultdict
@@ -64,10 +65,12 @@ class _Walk:
                     ends[number] = end
                     for chain in step.chains:
                         chains[chain] = end
-                case Activity() if self._holds(step.when):
-                    issued = self._to(issued, step.when, step.issue)
+                case Activity() if len(step.when) == 1:
+                    counts, issued_before = self._holds(step.when), issued
+                    issued = self._to(issued, step.when, step.issue, counts=counts)
                     for chain in step.chains:
-                        chains[chain] = self._to(chains[chain], step.when, step.duration)
+                        begun = max(chains[chain], issued_before)
+                        chains[chain] = self._to(begun, step.when, step.duration, counts=counts)
                 case Barrier() if not step.when and step.activity in ends:
                     chains[step.chain] = max(chains[step.chain], ends[step.activity])
                 case Stop() if not step.when and step.activity in ends:

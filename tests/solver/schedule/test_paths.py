@@ -37,3 +37,20 @@ def test_a_path_goes_from_chain_to_chain_past_what_is_optional() -> None:
     row = Row.of(0, LongestPaths(one, 0, 2).longest((1,)))
     assert row == Row(40, (((0, 1), 20),))
     assert max(found.value((1,)) for found in TimeRows(one, 0, 2).best((1,))) < 60
+
+
+def test_a_path_goes_from_the_issuer_to_what_is_optional_and_counts_every_value() -> None:
+    """The issuer waits for a copy, then computation recomputes for 5 or 3 ns or not at all, whatever is decided."""
+    more, less = ((0, 1),), ((0, 2),)
+    one = Round(
+        steps=(
+            Activity(chains=(0,), duration=10),
+            Activity(chains=(1,), duration=20, waits=(0,)),
+            Stop(activity=1),
+            Activity(chains=(0,), duration=5, when=more),
+            Activity(chains=(0,), duration=3, when=less),
+            Activity(chains=(0,), duration=10),
+        )
+    )
+    for value in range(3):
+        assert Row.of(0, LongestPaths(one, 0, 2).longest((value,))) == Row(40, (((0, 1), 5), ((0, 2), 3)))
