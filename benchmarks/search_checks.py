@@ -140,13 +140,34 @@ def least_memory_space(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return [outcome for outcome in known if not outcome.offloads_activations] or known
 
 
-def all_regions(request: PlanRequest) -> list[Region]:
-    """Without and with units on the host, as far as there are any."""
+def listed_regions(request: PlanRequest) -> list[Region]:
+    """Without and with units on the host, as far as there are any; the latter in families."""
     found: list[Region] = []
-    for offloads in (False, True):
+    for on_host in (False, True):
         with suppress(NoValueLeft, NoCostOnHost):
-            found += regions(request, offloads=offloads)
+            found += regions(request, on_host=on_host)
     return found
+
+
+def all_regions(request: PlanRequest) -> list[Region]:
+    """Of families every member."""
+    return [one for region in listed_regions(request) for one in members(region)]
+
+
+def any_member(region: Region, rng: Random) -> Region:
+    """One of a family; a region itself."""
+    while region.is_family:
+        region = rng.choice(list(region.parts()))
+    return region
+
+
+def members(region: Region) -> Iterator[Region]:
+    """Of a family every one; a region itself."""
+    if not region.is_family:
+        yield region
+        return
+    for part in region.parts():
+        yield from members(part)
 
 
 def assignments(item: OpenCandidate) -> Iterator[Assignment]:

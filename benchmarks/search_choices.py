@@ -3,11 +3,12 @@
 from math import prod
 from random import Random
 
-from benchmarks.search_checks import all_regions
+from benchmarks.search_checks import any_member, listed_regions
 from planner.program.choices import Decision
-from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest
-from planner.space.candidate import ACTIVATION_OFFLOADS, Offload, Setting, candidates, possible_micro_batches
+from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest, StateTier
+from planner.space.candidate import ACTIVATION_OFFLOADS, Candidate, Setting, candidates, possible_micro_batches
 from planner.space.knobs import open_knobs
+from planner.space.offload import knob_of
 from planner.space.opened import Region
 
 Value = bool | int | str
@@ -16,11 +17,11 @@ Value = bool | int | str
 def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanRequest:
     """The request with choices of a plan drawn at random fixed, until at most so many plans are left."""
     request = _with_fixed(request, _first_choices(request, rng))
-    whole = all_regions(request)
+    whole = listed_regions(request)
     own = request.workload.optimizer_groups[-1]
-    drawn = rng.choice(whole)
+    drawn = any_member(rng.choice(whole), rng)
     left = [
-        (_global_choices(region, setting, own), _num_assignments(request, region))
+        (_global_choices(region, setting, own), region.num_choices * _num_assignments(request, region))
         for region in whole
         for setting in region.settings
     ]
@@ -32,6 +33,7 @@ def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanReques
         knob, value = chosen.pop()
         fixed[knob] = value
         left = [(choices, num) for choices, num in left if choices[knob] == value]
+    chosen += _units_on_host(drawn.candidate)
     chosen += [(decision.name, _value(rng.choice(decision.labels))) for decision in _decisions(request, drawn)]
     narrow = _with_fixed(request, fixed)
     while _num_plans(narrow) > max_plans:
@@ -46,18 +48,19 @@ def _first_choices(request: PlanRequest, rng: Random) -> dict[str, Value]:
     Drawn where anything is left with them; nothing where there is not.
     """
     drawn: dict[str, Value] = {
-        "offload": rng.choice(list(Offload)).value,
+        "offload": rng.choice(("none", "some", "all")),
+        "root.offload": rng.random() < 0.3,
         "activation_offload": rng.choice(ACTIVATION_OFFLOADS),
         "micro_batch": rng.choice(possible_micro_batches(request)),
     }
-    apart = [one for one in candidates(request, offloads=False) if one.large_mesh]
+    apart = [one for one in candidates(request, on_host=False) if one.large_mesh]
     if apart and rng.random() < 0.7:
         one = rng.choice(apart)
         assert one.large_mesh is not None
         drawn |= {"mesh.shard": one.mesh.shard, "mesh.large_units.shard": one.large_mesh.shard}
     known = {choice.knob for choice in request.fixed}
     kept = {knob: value for knob, value in drawn.items() if knob not in known and rng.random() < 0.8}
-    return kept if all_regions(_with_fixed(request, kept)) else {}
+    return kept if listed_regions(_with_fixed(request, kept)) else {}
 
 
 def _with_fixed(request: PlanRequest, choices: dict[str, Value]) -> PlanRequest:
@@ -66,7 +69,10 @@ def _with_fixed(request: PlanRequest, choices: dict[str, Value]) -> PlanRequest:
 
 
 def _num_plans(request: PlanRequest) -> int:
-    return sum(_num_assignments(request, region) * len(region.settings) for region in all_regions(request))
+    return sum(
+        _num_assignments(request, region) * len(region.settings) * region.num_choices
+        for region in listed_regions(request)
+    )
 
 
 def _num_assignments(request: PlanRequest, region: Region) -> int:
@@ -93,7 +99,7 @@ def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> di
         "alias_gathers": candidate.alias_gathers,
         "gradient_sync": candidate.gradient_sync.value,
         "reshard_after_backward": not candidate.keeps_gathered,
-        "offload": candidate.offload.value,
+        "offload": "some" if candidate.offload.most else "none",
         "activation_offload": candidate.activation_offload,
         "micro_batch": candidate.training.micro_batch,
         "reduce_dtype": str(candidate.training.reduce_dtype),
@@ -103,6 +109,12 @@ def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> di
         "reduce_scatter_max_input_buffers": setting.reduce_buffers,
         "separate_reduce_scatter_group": setting.separate_group,
     }
+
+
+def _units_on_host(candidate: Candidate) -> list[tuple[str, Value]]:
+    """Whether each unit is, for plans that have some on the host."""
+    parts, most = candidate.partition, candidate.offload.most
+    return [(knob_of(parts, unit), unit in most) for unit, one in enumerate(parts.units) if most and one.parameters]
 
 
 def _value(label: str) -> Value:
@@ -116,8 +128,16 @@ def lost_choices(request: PlanRequest, decisions: Decisions) -> list[str]:
         for choice in request.fixed
         for path, _, knob in [choice.knob.rpartition(".")]
         if (knob == "reshard_after_forward" and not _reshards(decisions, path, choice.value))
+        or (knob == "offload" and not _is_where(decisions, path, choice.value))
         or (knob == "activation" and _policy(decisions, path) != str(choice.value).partition(":")[0])
     ]
+
+
+def _is_where(decisions: Decisions, path: str, value: Value) -> bool:
+    """Whether the unit of the module is in host memory, or not, as chosen."""
+    tiers = {unit.modules[0]: unit.parameter_tier for unit in decisions.units}
+    tier = tiers.get("" if path == "root" else path)
+    return tier is not None and (tier is StateTier.HOST) == value
 
 
 def _reshards(decisions: Decisions, path: str, value: Value) -> bool:

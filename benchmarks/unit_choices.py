@@ -1,9 +1,8 @@
-"""What choices of single units could gain that are made for all units alike: prefetch depths, and the host.
+"""What prefetch depths of single units could gain, where the search has one depth for all of them.
 
 Small random requests are narrowed until a few plans are left. Of each, every combination of forward depths (0 to
-2) of its units, every combination of backward depths (0, 2), and every set of units in host memory is predicted,
-within budgets between the least and the most that any needs. Compared are the best of what the search has (one
-depth for all units; every n-th unit on the host) and the best of all. Run from the repository:
+2) of its units, and every combination of backward depths (0, 2), is predicted, within budgets between the least and
+the most that any needs. Compared are the best with one depth and the best of all. Run from the repository:
 `python -m benchmarks.unit_choices`.
 """
 
@@ -18,13 +17,13 @@ from benchmarks.search_checks import Outcomes, all_regions, assignments
 from benchmarks.search_choices import narrowed
 from benchmarks.search_requests import random_request
 from planner.program.units import ROOT, Partition
-from planner.schema import Decisions, PlanRequest, ShardwrightError, StateTier
-from planner.space.candidate import BACKWARD_DEPTHS, FORWARD_DEPTHS, Candidate, Offload
+from planner.schema import Decisions, PlanRequest, ShardwrightError
+from planner.space.candidate import BACKWARD_DEPTHS, FORWARD_DEPTHS, Candidate
 from planner.space.knobs import prefetch_targets
 from planner.space.opened import OpenCandidate
 
 MAX_PLANS, MAX_UNITS = 8, 5
-KINDS = ("forward", "backward", "host")
+KINDS = ("forward", "backward")
 SHARES = (0.0, 0.1, 0.3, 0.6)
 """Budgets, from the least that any plan needs (0) to the most (1)."""
 
@@ -40,28 +39,15 @@ class Costed:
 
 
 def variants(kind: str, decisions: Decisions, candidate: Candidate) -> Iterator[tuple[Decisions, bool]]:
-    """A plan with other prefetch lists, or other units on the host; and whether all units are treated alike."""
+    """A plan with other prefetch lists; and whether all units have the same depth."""
     parts = candidate.partition
     units = range(len(parts.units))
-    if kind == "host":
-        for on_host in product((False, True), repeat=len(units)):
-            tiers = {unit: StateTier.HOST if on_host[unit] else StateTier.DEVICE for unit in units}
-            alike = any(list(on_host) == pattern for pattern in _host_patterns(len(units)))
-            yield (
-                _with(decisions, {unit: {"parameter_tier": t, "optimizer_tier": t} for unit, t in tiers.items()}),
-                alike,
-            )
-        return
     depths = FORWARD_DEPTHS if kind == "forward" else BACKWARD_DEPTHS
     lists = {depth: _lists(parts, depth, ahead=kind == "forward") for depth in depths}
     for chosen in product(depths, repeat=len(units)):
         found = {unit: {f"{kind}_prefetch": lists[depth][unit]} for unit, depth in enumerate(chosen)}
         names = [found[unit][f"{kind}_prefetch"] for unit in units]
         yield _with(decisions, found), any(names == lists[depth] for depth in depths)
-
-
-def _host_patterns(num_units: int) -> list[list[bool]]:
-    return [list(map(share.has, range(num_units))) for share in Offload]
 
 
 def _lists(parts: Partition, depth: int, *, ahead: bool) -> list[tuple[str, ...]]:

@@ -38,6 +38,12 @@ class Node:
     is_empty: bool = False
     """No plan of it keeps the budget."""
 
+    @classmethod
+    def of(cls, region: Region) -> "Node | None":
+        """A region that nothing is known of but its floor; None where nothing in it can be feasible."""
+        floor = region.floor
+        return None if floor is None else cls(region=region, settings=region.settings, lower_bound=floor)
+
     @property
     def is_relaxed(self) -> bool:
         """Its problem bounds several settings, and none of them exactly."""

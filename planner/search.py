@@ -28,6 +28,7 @@ LOCAL_EVALUATIONS = (400, 2_000)
 LOCAL_STEPS = 12_000_000
 """Between these, as many as pass over so many steps of the problem."""
 EFFORT_PER_STEP = 2e-5
+EFFORT_PER_PART = 2e-3
 """Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
@@ -80,6 +81,10 @@ class _Search:
     nodes: list[Node] = field(default_factory=list)
     queue: list[tuple[int, int, Node]] = field(default_factory=list)
     order: Iterator[int] = field(default_factory=count)
+    families: list[Node] = field(default_factory=list)
+    """Those of which samples are looked at before all of their members are."""
+    known: set[object] = field(default_factory=set)
+    """Keys of the regions that are nodes."""
     num_regions: int = 0
     polished: Assignment | None = None
     """The incumbent's decisions, where local search started from them."""
@@ -98,12 +103,12 @@ class _Search:
         gc.disable()  # problems are large and have no cycles: collecting takes a third of the time to build them
         try:
             self._start_warm()
-            self._open(offloads=False)
+            self._open(on_host=False)
             if self.goal.aim is not Aim.MAKESPAN:
-                self._open(offloads=True)
+                self._open(on_host=True)
             self._run()
             if self.incumbent.item is None and self.goal.aim is Aim.MAKESPAN:
-                self._open(offloads=True)
+                self._open(on_host=True)
                 self._run()
             if self.refusal and not self.num_regions:
                 raise self.refusal
@@ -146,41 +151,62 @@ class _Search:
             self.incumbent.offer(opened)
 
     def _run(self) -> None:
-        while self.queue and not (self.struck or self.interrupted or (self.only_first and self.incumbent.item)):
-            self._step()
+        while self.queue or self.families:
+            if self.struck or self.interrupted or (self.only_first and self.incumbent.item):
+                return
+            if self.queue:
+                self._step()
+                continue
+            families, self.families = self.families, []
+            for node in families:
+                self._push(node)
 
     def _num_pruned(self) -> int:
-        """Regions that were never looked at and need not be."""
-        unseen = [node for node in self.nodes if not node.stage]
+        """Global choices that were never looked at and need not be."""
         whole = [node for node in self.nodes if node.settings == node.region.settings]
-        return self.num_regions - len(whole) + sum(not self._is_open(node) for node in unseen)
+        looked_at = sum(
+            node.region.num_choices
+            for node in whole
+            if (node.stage and not node.region.is_family) or (self._is_open(node) and not node.is_split)
+        )
+        return max(0, self.num_regions - looked_at)
 
-    def _open(self, *, offloads: bool) -> None:
+    def _open(self, *, on_host: bool) -> None:
         """All regions; the first that fits gives a plan at once, before the others are even costed."""
         self.is_counted = False
         self._report("listing global choices")
         try:
-            self._list(offloads=offloads)
+            self._list(on_host=on_host)
         except (NoValueLeft, NoCostOnHost) as refusal:
             self.refusal = self.refusal or refusal
         self.is_counted = True
 
-    def _list(self, *, offloads: bool) -> None:
+    def _list(self, *, on_host: bool) -> None:
         first = len(self.nodes)
-        for region in regions(self.request, self.goal, offloads=offloads):
-            self.num_regions += 1
+        for region in regions(self.request, self.goal, on_host=on_host):
+            self.num_regions += region.num_choices
             self._tell()
-            floor = region.floor
-            if floor is None:
-                continue
-            node = Node(region=region, settings=region.settings, lower_bound=floor)
-            if self.incumbent.item is None:
-                self._relax(node)
-                node.stage += 1
-                self._report(f"looked at {region.label}")
-            self.nodes.append(node)
+            node = Node.of(region)
+            if node is not None and region.is_family:
+                self.families.append(node)
+                for sample in region.samples():
+                    self._add(Node.of(sample))
+            else:
+                self._add(node)
         for node in self.nodes[first:]:
             self._push(node)
+        self.nodes += self.families
+
+    def _add(self, node: Node | None) -> None:
+        """One more to look at, which is relaxed at once as long as there is no plan."""
+        if node is None or node.region.key in self.known:
+            return
+        if self.incumbent.item is None:
+            self._relax(node)
+            node.stage += 1
+            self._report(f"looked at {node.region.label}")
+        self.known.add(node.region.key)
+        self.nodes.append(node)
 
     def _push(self, node: Node) -> None:
         if self._is_open(node):
@@ -206,6 +232,9 @@ class _Search:
             self.struck = True
         elif self.incumbent.item is not None and self.spent >= limit.deterministic_time:
             self.queue.clear()
+            return
+        elif node.region.is_family:
+            self._part(node)
             return
         elif node.stage == 0:
             self._report(f"looking at {node.region.label}")
@@ -370,6 +399,19 @@ class _Search:
         children = [Node(region=node.region, settings=(one,), lower_bound=node.lower_bound) for one in settings]
         self.nodes.extend(children)
         return children
+
+    def _part(self, node: Node) -> None:
+        """The two halves of a family as nodes of their own."""
+        node.is_split = True
+        self.spent += EFFORT_PER_PART
+        for region in node.region.parts():
+            part = Node.of(region)
+            if part is not None and region.key not in self.known:
+                part.lower_bound = max(part.lower_bound, node.lower_bound)
+                self.known.add(region.key)
+                self.nodes.append(part)
+                self._push(part)
+        self._tell()
 
     def _bound(self) -> int:
         """No plan has less than the least bound of all nodes, or than the best plan where that has less."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import product
 from typing import TypeVar, cast
 
@@ -25,6 +24,7 @@ from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
+from planner.space.offload import ON_DEVICE, Offload, offloads
 from planner.space.owners import NO_OWNERS, MuonOwners
 
 Value = TypeVar("Value")
@@ -56,33 +56,6 @@ class Setting:
         return ", ".join(text for text in named.values() if text)
 
 
-class Offload(StrEnum):
-    """Units whose shards, gradients and optimizer state are in host memory, the root only where all are."""
-
-    NONE = "none"
-    EIGHTH = "eighth"
-    """Every eighth one."""
-    QUARTER = "quarter"
-    HALF = "half"
-    THREE_QUARTERS = "three_quarters"
-    """All but every fourth one."""
-    ALL = "all"
-
-    def has(self, unit: int) -> bool:
-        """Whether a unit is among them."""
-        match self:
-            case Offload.NONE:
-                return False
-            case Offload.THREE_QUARTERS:
-                return unit % 4 > 0
-            case _:
-                every = _EVERY[self]
-                return unit % every == every - 1
-
-
-_EVERY = {Offload.EIGHTH: 8, Offload.QUARTER: 4, Offload.HALF: 2, Offload.ALL: 1}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """What is decided about the workload itself, of what the request allows."""
@@ -103,11 +76,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One global choice."""
+    """One global choice, or several that differ in the units in host memory."""
 
     mesh: MeshPlan
     partition: Partition
-    label: str
+    words: str
+    """For people, without what is in host memory."""
     training: Training
     large_mesh: MeshPlan | None = None
     """Of the large units, where it is not that of the others."""
@@ -122,7 +96,7 @@ class Candidate:
     gradient_sync: GradientSync = GradientSync.EVERY_MICRO_BATCH
     keeps_gathered: bool = False
     """Units stay gathered between the micro-batches of a step."""
-    offload: Offload = Offload.NONE
+    offload: Offload = ON_DEVICE
     activation_offload: int = 0
     """Each block of so many in a row offloads its activations, the last block of all never; 0 for none."""
     setting: Setting = Setting()
@@ -140,8 +114,16 @@ class Candidate:
 
     @property
     def on_host(self) -> tuple[bool, ...]:
-        """Per unit, whether it is offloaded."""
-        return tuple(map(self.offload.has, range(len(self.partition.units))))
+        """Per unit, whether it is offloaded, or may be."""
+        most = self.offload.most
+        return tuple(unit in most for unit in range(len(self.partition.units)))
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        units = sum(bool(unit.parameters) for unit in self.partition.units)
+        texts = (self.words, self.offload.words(units), _OFFLOADED[self.activation_offload])
+        return ", ".join(filter(None, texts))
 
     @property
     def offloaded_blocks(self) -> frozenset[str]:
@@ -154,8 +136,12 @@ class Candidate:
         """The same with other knobs of the runtime."""
         return replace(self, setting=setting)
 
+    def with_offload(self, offload: Offload) -> "Candidate":
+        """The same with other units in host memory."""
+        return replace(self, offload=offload)
 
-_ON_DEVICE = (Offload.NONE, 0)
+
+_ON_DEVICE = (False, 0)
 
 
 def num_micro_batches(request: PlanRequest, micro_batch: int | None = None) -> int:
@@ -171,14 +157,14 @@ def possible_micro_batches(request: PlanRequest) -> tuple[int, ...]:
     return tuple(size for size in asked if not rest and not sequences % size)
 
 
-def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True) -> Iterator[Candidate]:
+def candidates(request: PlanRequest, *, on_host: bool, activations: bool = True) -> Iterator[Candidate]:
     """Every mesh, grouping and accumulation, as the client's features and the fixed choices allow.
 
-    Each stands for its `settings` too. Of those that offload the ones that free most come first.
+    Each stands for its `settings` too, and for a family of sets of units in host memory.
 
     Args:
         request: what to plan.
-        offloads: those with something in host memory, or those without.
+        on_host: those with something in host memory, or those without.
         activations: those with activations in host memory among them; they are left out where there are others
             that offload nothing or units.
 
@@ -198,14 +184,15 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
         )
     layouts, found, refusal = Layouts(request), False, ""
     owners = MuonOwners(request)
-    beside = {mesh: None if offloads else mesh_beside(request, mesh) for mesh in meshes}
+    beside = {mesh: None if on_host else mesh_beside(request, mesh) for mesh in meshes}
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
-    ways_out = reversed(list(_offloads(request, activations=activations)))
-    on_host = [pair for pair in ways_out if (pair != _ON_DEVICE) is offloads]
-    for (units, blocks), training, mesh, group in product(on_host, trainings, meshes, groups):
+    ways_out = reversed(list(_ways_out(request, activations=activations)))
+    chosen = [pair for pair in ways_out if (pair != _ON_DEVICE) is on_host]
+    for (units, blocks), training, mesh, group in product(chosen, trainings, meshes, groups):
         if blocks and group.partition.blocks:
             continue  # halves would each wait for copies of their own
-        if not _is_first_of_its_kind((units, blocks), on_host, len(group.partition.units)):
+        family = offloads(request, group.partition) if units else ON_DEVICE
+        if family is None:
             continue
         apart = large.get(id(group), frozenset())
         choices = [
@@ -225,11 +212,11 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
                 large_mesh=large_mesh,
                 large=apart,
                 partition=group.partition,
-                label="",
+                words="",
                 training=training,
                 gradient_sync=sync,
                 keeps_gathered=keeps,
-                offload=units,
+                offload=family,
                 activation_offload=blocks,
                 owners=owned,
             )
@@ -240,21 +227,9 @@ def candidates(request: PlanRequest, *, offloads: bool, activations: bool = True
                 refusal = refusal if aliases else NO_ALIASES
                 for alias in aliases:
                     candidate = replace(laid_out, alias_gathers=alias)
-                    yield replace(candidate, label=_label(candidate, group.label, trainings))
+                    yield replace(candidate, words=_words(candidate, group.label, trainings))
     if not found and (layouts.refusal or refusal):
         raise InconsistentRequest(layouts.refusal or refusal)
-
-
-def _is_first_of_its_kind(pair: tuple[Offload, int], pairs: Sequence[tuple[Offload, int]], num_units: int) -> bool:
-    """Whether a share offloads some unit, and none before it the same ones; with few units that need not be so."""
-
-    def sides(units: Offload) -> list[bool]:
-        return [units.has(unit) for unit in range(num_units)]
-
-    own = sides(pair[0])
-    if pair[0] is not Offload.NONE and not any(own):
-        return False
-    return all(sides(units) != own for units, blocks in pairs[: pairs.index(pair)] if blocks == pair[1])
 
 
 def _trainings(request: PlanRequest) -> Iterator[Training]:
@@ -270,27 +245,31 @@ def _trainings(request: PlanRequest) -> Iterator[Training]:
 
 def may_offload_activations(request: PlanRequest) -> bool:
     """Whether some global choices have activations in host memory, and others have not."""
-    return len({blocks > 0 for _, blocks in _offloads(request, activations=True)}) > 1
+    return len({blocks > 0 for _, blocks in _ways_out(request, activations=True)}) > 1
 
 
-def _offloads(request: PlanRequest, *, activations: bool) -> list[tuple[Offload, int]]:
-    """Units and activations on the host: one or the other, both only where the fixed choices leave nothing else.
+def _ways_out(request: PlanRequest, *, activations: bool) -> list[tuple[bool, int]]:
+    """Whether units, and which activations, are on the host: both only where the fixed choices leave nothing else.
 
     Needs a client that can, and a cluster that says how much memory its hosts have.
     """
     known = all(group.host_memory_bytes for group in request.cluster.node_groups)
-    units = tuple(Offload) if known and allows(request, ClientFeature.OFFLOAD) else (Offload.NONE,)
+    units = (False, True) if known and allows(request, ClientFeature.OFFLOAD) else (False,)
     blocks = ACTIVATION_OFFLOADS if known and allows(request, ClientFeature.ACTIVATION_OFFLOAD) else (0,)
     pairs = [
         (of_units, of_blocks)
         for of_units, of_blocks in product(units, blocks)
-        if allowed(request, {"offload": of_units.value, "activation_offload": of_blocks})
+        if any(allowed(request, {"offload": name, "activation_offload": of_blocks}) for name in _SHARES[of_units])
     ]
-    alone = [pair for pair in pairs if pair[0] is Offload.NONE or not pair[1]] or pairs
+    alone = [pair for pair in pairs if not (pair[0] and pair[1])] or pairs
     return alone if activations else [pair for pair in alone if not pair[1]] or alone
 
 
-def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -> str:
+_SHARES = {False: ("none",), True: ("some", "all")}
+"""What fixed choices call it."""
+
+
+def _words(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -> str:
     mesh, training = candidate.mesh, candidate.training
     several = {
         field: len({getattr(one, field) for one in trainings}) > 1
@@ -309,10 +288,6 @@ def _label(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -
         "gathered in place" if candidate.alias_gathers else "",
         _SYNCS[candidate.gradient_sync],
         "kept between micro-batches" if candidate.keeps_gathered else "",
-        ""
-        if candidate.offload is Offload.NONE
-        else f"{_OFFLOADED_UNITS[candidate.offload]} of the units in host memory",
-        _OFFLOADED[candidate.activation_offload],
     ]
     return ", ".join(part for part in parts if part)
 
@@ -321,13 +296,6 @@ def _mesh_words(mesh: MeshPlan) -> str:
     return f"{mesh.replicate} x {mesh.shard}" if mesh.replicate > 1 else str(mesh.shard)
 
 
-_OFFLOADED_UNITS = {
-    Offload.EIGHTH: "an eighth",
-    Offload.QUARTER: "a quarter",
-    Offload.HALF: "half",
-    Offload.THREE_QUARTERS: "three quarters",
-    Offload.ALL: "all",
-}
 _OFFLOADED = {
     0: "",
     1: "activations of all blocks in host memory",

@@ -27,7 +27,7 @@ where they spend a weighted mean of computation and link.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -63,17 +63,32 @@ MOST_EARLY = max(1, *BACKWARD_DEPTHS)
 
 
 def floor_ns(
-    inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batches: int, budget_bytes: int
+    inputs: StepInputs,
+    knobs: Knobs,
+    costs: CostModel,
+    num_micro_batches: int,
+    budget_bytes: int,
+    *,
+    on_host: tuple[bool, ...] | None = None,
 ) -> int | None:
     """No plan of the global choice has a faster step, the optimizer left out; None where none can fit.
 
-    `knobs` may be those of any setting: nothing that a setting changes is counted.
+    Args:
+        inputs: of the units.
+        knobs: those of any setting: nothing that a setting changes is counted.
+        costs: of the mesh.
+        num_micro_batches: per step.
+        budget_bytes: bound on the peaks of the pools.
+        on_host: units that certainly are in host memory, where those of `knobs` only may be; of these the memory is
+            counted there, and no copy.
     """
     total = 0
     places = micro_batches(knobs, num_micro_batches)
     left = budget_bytes - other_pools_bytes(inputs, [place for place, _ in places])
     for place, num in places:
-        time = _micro_batch_ns(inputs, place, costs, left)
+        room = _Room(left - resident_bytes(inputs, place), moments(inputs, place, costs))
+        certain = place if on_host is None else replace(place, on_host=on_host)
+        time = _micro_batch_ns(inputs, certain, costs, room)
         if time is None:
             return None
         total += num * time
@@ -91,8 +106,7 @@ def floor_bytes(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_ba
     )
 
 
-def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, left_bytes: int) -> int | None:
-    room = _Room(left_bytes - resident_bytes(inputs, knobs), moments(inputs, knobs, costs))
+def _micro_batch_ns(inputs: StepInputs, knobs: Knobs, costs: CostModel, room: "_Room") -> int | None:
     least = Mixture.of(_kept_by_calls(inputs, knobs, costs), WEIGHTS).leanest_bytes
     if not room.holds_least(least):
         return None

@@ -22,6 +22,7 @@ from planner.schema import (
 from planner.schema.module_paths import modules_above
 from planner.space.candidate import Candidate, num_micro_batches
 from planner.space.fixed import allowed_values, allows
+from planner.space.offload import knob_of
 from solver.schedule.problem import Assignment
 
 Value = TypeVar("Value")
@@ -105,6 +106,7 @@ def knob_names(parts: Partition) -> set[str]:
     """Knobs of the modules of a grouping, open or fixed."""
     return {
         *(f"{unit.modules[0]}.reshard_after_forward" for unit in parts.units[1:]),
+        *(knob_of(parts, unit) for unit in range(len(parts.units))),
         *(f"{parts.model.calls[call].path}.activation" for call in _checkpointable(parts)),
     }
 

@@ -10,6 +10,7 @@ backward prefetch compete with reduce-scatters, and can be slower.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -37,6 +38,7 @@ from planner.space.fixed import NoValueLeft, keeps_choices, refuse_unknown_knobs
 from planner.space.floor import floor_bytes, floor_ns
 from planner.space.groupings import allowed_partitions
 from planner.space.knobs import decisions_of, knob_names, open_knobs, prefetch_targets
+from planner.space.offload import Offload
 from planner.space.problem import Runs, problem_of
 from planner.space.sharding import NoCostOnHost, Sharding
 from solver.schedule.heuristic import Heuristic
@@ -95,7 +97,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A global choice under all settings of one backward depth and one reduce-scatter group."""
+    """A global choice under all settings of one backward depth and one reduce-scatter group.
+
+    Or a family of such that differ in the units in host memory: it has floors, and parts.
+    """
 
     candidate: Candidate
     settings: tuple[Setting, ...]
@@ -124,6 +129,47 @@ class Region:
         """No plan of the region needs less device memory."""
         return self.opening.floor_bytes(self.candidate)
 
+    @property
+    def is_family(self) -> bool:
+        """Several sets of units may be in host memory."""
+        return not self.candidate.offload.is_one
+
+    @property
+    def key(self) -> object:
+        """What tells it from all others of a search."""
+        return id(self.opening), self.label, self.settings
+
+    @property
+    def num_choices(self) -> int:
+        """How many global choices it stands for."""
+        offload = self.candidate.offload
+        return offload.num_sets if offload.most else 1
+
+    def parts(self) -> Iterator["Region"]:
+        """Of a family: smaller ones, with all of its sets between them."""
+        for half in self.candidate.offload.halves():
+            yield from self._with(half)
+
+    def samples(self) -> Iterator["Region"]:
+        """Regions of it to find a plan in: itself, or of a family single sets, those that free most first."""
+        if not self.is_family:
+            yield self
+        for offload in self.candidate.offload.samples() if self.is_family else ():
+            yield from self._with(offload)
+
+    def _with(self, offload: Offload) -> Iterator["Region"]:
+        candidate = self.candidate.with_offload(offload)
+        opening = self.opening.part(candidate)
+        floor = opening.floor_ns(candidate)
+        for members in _groups(self.settings, candidate):
+            yield replace(
+                self,
+                candidate=candidate.with_setting(members[0]),
+                settings=members,
+                opening=opening,
+                floor_ns=floor,
+            )
+
     def open(self, setting: Setting) -> OpenCandidate:
         """The problem under one setting."""
         return self.opening.open(self.candidate.with_setting(setting))
@@ -133,13 +179,13 @@ class Region:
         return self.opening.relaxed(self.candidate, self.settings)
 
 
-def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = False) -> Iterator[Region]:
+def regions(request: PlanRequest, goal: Goal | None = None, *, on_host: bool = False) -> Iterator[Region]:
     """All regions of a request, those that offload apart.
 
     Args:
         request: what to plan.
         goal: what to minimise within which bounds, the request's own where it is not given.
-        offloads: those with something in host memory, or those without. Activations are offloaded for speed alone:
+        on_host: those with something in host memory, or those without. Activations are offloaded for speed alone:
             where memory is minimised their floors are too weak to rule any of them out, unless that is fixed.
 
     Raises:
@@ -152,7 +198,7 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
     found = 0
     whole = partition(request.model, ())
     goal = goal or Goal.of(request)
-    for candidate in candidates(request, offloads=offloads, activations=goal.aim is Aim.MAKESPAN):
+    for candidate in candidates(request, on_host=on_host, activations=goal.aim is Aim.MAKESPAN):
         if request.fixed and not keeps_choices(request.fixed, knob_names(candidate.partition)):
             continue
         place = (candidate.training, candidate.mesh, candidate.large_mesh)
@@ -178,20 +224,26 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, offloads: bool = 
 
 
 def _regions_of(request: PlanRequest, candidate: Candidate, opening: "Opening") -> Iterator[Region]:
-    groups: dict[tuple[int, bool], list[Setting]] = {}
-    for setting in settings(request, candidate, opening.costs):
-        groups.setdefault((setting.backward_prefetch, setting.separate_group), []).append(setting)
-    floors = {
-        group: opening.floor_ns(candidate.with_setting(Setting(separate_group=group)))
-        for group in {separate for _, separate in groups}
-    }
-    for (_, separate), members in groups.items():
+    floors: dict[bool, int | None] = {}
+    for members in _groups(settings(request, candidate, opening.costs), candidate):
+        separate = members[0].separate_group
+        if separate not in floors:
+            floors[separate] = opening.floor_ns(candidate.with_setting(Setting(separate_group=separate)))
         yield Region(
             candidate=candidate.with_setting(members[0]),
-            settings=tuple(members),
+            settings=members,
             opening=opening,
             floor_ns=floors[separate],
         )
+
+
+def _groups(members: Sequence[Setting], candidate: Candidate) -> Iterator[tuple[Setting, ...]]:
+    """Settings that one relaxation bounds; of a family, which has floors only, those with one floor."""
+    groups: dict[tuple[int, bool], list[Setting]] = {}
+    for setting in members:
+        depth = setting.backward_prefetch if candidate.offload.is_one else 0
+        groups.setdefault((depth, setting.separate_group), []).append(setting)
+    yield from map(tuple, groups.values())
 
 
 class Opening:
@@ -203,19 +255,39 @@ class Opening:
         request = sharding.request
         self._goal = goal
         self._request = request.model_copy(update={"model": parts.model})
-        self._state = sharding.state(candidate)
+        self._sharding = sharding
         self.costs = sharding.costs
-        self.optimizer_ns = self._state.optimizer_ns
-        self._floors_bytes: dict[tuple[object, ...], int] = {}
-        """By what the knobs of a candidate depend on, besides what all settings of the opening share."""
+        self._parts: dict[Offload, Opening] = {}
+        self._share(candidate)
         self.inputs = step_inputs(
             parts,
             request.workload,
             meshes=candidate.meshes,
-            optimizer_bytes=self._state.device_bytes,
-            optimizer_transient_bytes=self._state.transient_bytes,
+            optimizer_bytes=self._leanest.device_bytes,
+            optimizer_transient_bytes=self._leanest.transient_bytes,
             known=sharding.known_sizes,
         )
+
+    def _share(self, candidate: Candidate) -> None:
+        """What depends on the units in host memory; of a family the fastest and the leanest that any set may be."""
+        self._fastest = self._sharding.state(candidate, candidate.offload.least)
+        self._leanest = self._sharding.state(candidate, candidate.offload.most)
+        self.optimizer_ns = self._leanest.device_ns + self._fastest.host_ns
+        self._floors_bytes: dict[tuple[object, ...], int] = {}
+        """By what the knobs of a candidate depend on, besides what all settings of the opening share."""
+
+    def part(self, candidate: Candidate) -> "Opening":
+        """The same with other units in host memory."""
+        offload = candidate.offload
+        if offload not in self._parts:
+            self._parts[offload] = part = copy(self)
+            part._share(candidate)
+            part.inputs = replace(
+                self.inputs,
+                optimizer_bytes=part._leanest.device_bytes,
+                optimizer_transient_bytes=part._leanest.transient_bytes,
+            )
+        return self._parts[offload]
 
     @property
     def aim(self) -> Aim:
@@ -243,16 +315,19 @@ class Opening:
         if not self._request.fixed and self._state_bytes(candidate) > budget:
             return None
         knobs, _ = self._knobs(candidate)
-        if not self._fits_on_host(knobs):
+        least = candidate.offload.least
+        certain = tuple(unit in least for unit in range(len(knobs.on_host)))
+        if not self._fits_on_host(replace(knobs, on_host=certain)):
             return None
         if self.aim is not Aim.MAKESPAN and self.deadline_ns is None:
             return None if self.floor_bytes(candidate) > budget else self.optimizer_ns
-        floor = floor_ns(self.inputs, knobs, self.costs, num_micro_batches(self._request), budget)
+        num = num_micro_batches(self._request)
+        floor = floor_ns(self.inputs, knobs, self.costs, num, budget, on_host=certain)
         return None if floor is None else floor + self.optimizer_ns
 
     def _state_bytes(self, candidate: Candidate) -> int:
         """What units that are not on the host have on the device at the end of a step, whatever is decided."""
-        return self._state.device_bytes + sum(
+        return self._leanest.device_bytes + sum(
             size.stored + size.sharded_gradients
             for size, is_on_host in zip(self.inputs.sizes, candidate.on_host, strict=True)
             if not is_on_host
@@ -273,9 +348,9 @@ class Opening:
                 for unit, size in enumerate(self.inputs.sizes)
                 if knobs.is_on_host(unit)
             ),
-            optimizer_bytes=self._state.host_bytes,
+            optimizer_bytes=self._fastest.host_bytes,
             activations=activations,
-            optimizer_transient_bytes=self._state.host_transient_bytes,
+            optimizer_transient_bytes=self._fastest.host_transient_bytes,
             changes=changes,
         )
         return not memory.total_bytes or memory.total_bytes <= self.costs.host_budget_bytes

@@ -8,6 +8,7 @@ is added to them. The moments are
 - the end of the forward;
 - the worst points of the forward and of the backward of a call, where whole gradients wait for their reduction, and
   the input of a reduction for the next one: of each kind and such input the last call, since it finds most kept;
+- where units stay gathered between micro-batches, the end of one and the beginning of the next;
 - the reductions of units, the last of each size: the unit's gradients beside the input of its reduction.
 """
 
@@ -139,6 +140,11 @@ def moments(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> list[Moment]:
     return list(_Walk(inputs, knobs, costs).moments())
 
 
+def _after(gathered: Sequence[tuple[int, int]], call: int) -> int:
+    """Bytes of units that begin after a call."""
+    return sum(size for first, size in gathered if first > call)
+
+
 class _Walk:
     def __init__(self, inputs: StepInputs, knobs: Knobs, costs: CostModel) -> None:
         self._inputs, self._knobs = inputs, knobs
@@ -164,6 +170,11 @@ class _Walk:
             if parts.units[unit].parameters
         ]
         """Units that run in backward, the call that their last pass begins at, and the most that they leave."""
+        sizes = [(self._first_pass[unit].first, inputs.sizes[unit].gathered, unit) for unit, _, _ in self._gathered]
+        self._begins = [(first, size) for first, size, unit in sizes if knobs.starts_gathered(unit)]
+        """Of units that the micro-batch before left gathered, the call that they begin at, and their bytes."""
+        self._ends = [(first, size) for first, size, unit in sizes if knobs.keeps_after_backward(unit)]
+        """Of units that stay gathered for the next micro-batch."""
         self._made = [
             sum(sizes) if self._kind(call).output_requires_grad else 0
             for call, sizes in enumerate(inputs.gradients)
@@ -173,6 +184,8 @@ class _Walk:
 
     def moments(self) -> Iterator[Moment]:
         yield Moment()
+        units = {unit for unit, _, _ in self._gathered}
+        yield self._moment(max(_after(self._begins, -1), _after(self._ends, -1)), 0, units, None)
         calls: set[tuple[str, int]] = set()
         for call, retained in self._retained_bytes():
             if (self._model.calls[call].kind, retained) not in calls:
@@ -189,9 +202,12 @@ class _Walk:
         """In its forward, or in its backward."""
         run = self._pass_of(call)
         own = 0 if run is None else self._inputs.sizes[run.unit].gathered
-        waiting = self._waiting_gradients_bytes(call) + retained
+        waiting = self._waiting_gradients_bytes(call) + retained + _after(self._ends, call)
         more = min(
-            max(self._forward_bytes(call, option), waiting + self._backward_bytes(call, option))
+            max(
+                _after(self._begins, call) + self._forward_bytes(call, option),
+                waiting + self._backward_bytes(call, option),
+            )
             for option in options_of(self._knobs, call)
         )
         more -= self._reduced_bytes({run.unit for run in self._reducing if run.first > call})

@@ -15,8 +15,9 @@ from planner.space.candidate import Candidate
 class OptimizerState:
     """What the optimizer takes on one rank."""
 
-    optimizer_ns: int
-    """Its step, on the device and then on the host."""
+    device_ns: int
+    host_ns: int
+    """Its step on the host, after that on the device."""
     device_bytes: int
     transient_bytes: int
     host_bytes: int = 0
@@ -52,31 +53,25 @@ class Sharding:
         self._states: dict[frozenset[str], OptimizerState] = {}
         """Of these shards, by the parameters that are on the host."""
 
-    def state(self, candidate: Candidate) -> OptimizerState:
-        """The optimizer under a candidate's meshes, and where some of its units or activations are on the host.
+    def state(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
+        """The optimizer under a candidate's meshes, with some units in host memory.
 
         Raises:
             NoCostOnHost: nothing says how long copies or the optimizer take there.
         """
-        offloads = any(candidate.on_host)
-        if offloads or candidate.activation_offload:
+        if units or candidate.activation_offload:
             try:
                 self.costs.host_to_device_ns(1)
                 self.costs.device_to_host_ns(1)
-                return self._split(candidate)
+                return self._split(candidate, units)
             except ShardwrightError as error:
                 raise NoCostOnHost(str(error)) from error
-        return self._split(candidate)
+        return self._split(candidate, units)
 
-    def _split(self, candidate: Candidate) -> OptimizerState:
+    def _split(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
         """Parameter by parameter."""
         parts = candidate.partition
-        on_host = frozenset(
-            name
-            for unit, is_on_host in zip(parts.units, candidate.on_host, strict=True)
-            if is_on_host
-            for name, _ in unit.parameters
-        )
+        on_host = frozenset(name for unit in units for name, _ in parts.units[unit].parameters)
         if candidate.large_mesh is not None or parts.layouts or parts.with_zeros:
             return self._state_of(local_shards(parts, candidate.meshes), on_host)
         if on_host not in self._states:
@@ -88,7 +83,8 @@ class Sharding:
         on_device = [shard for shard in shards if shard[0] not in names_on_host]
         on_host = [shard for shard in shards if shard[0] in names_on_host]
         return OptimizerState(
-            optimizer_ns=costs.optimizer_ns(on_device) + costs.cpu_optimizer_ns(on_host),
+            device_ns=costs.optimizer_ns(on_device),
+            host_ns=costs.cpu_optimizer_ns(on_host),
             device_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in on_device),
             transient_bytes=costs.optimizer_transient_bytes(on_device),
             host_bytes=sum(costs.optimizer_state_bytes(*entry) for entry in on_host),

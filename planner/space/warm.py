@@ -26,7 +26,7 @@ def opened_from(request: PlanRequest, goal: Goal, earlier: Decisions) -> OpenCan
         return None
     wanted = _mesh(request, earlier)
     found = max(
-        candidates(request, offloads=False),
+        candidates(request, on_host=False),
         key=lambda candidate: _likeness(candidate, earlier, wanted),
         default=None,
     )

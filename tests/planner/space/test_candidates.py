@@ -1,13 +1,17 @@
-"""Units on the host: each set of them is tried once, however few units there are."""
+"""Units on the host: families of sets of units, and the choices that a person fixes of them."""
 
-from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from benchmarks.search_requests import random_request
-from planner.schema import FixedChoice, InconsistentRequest, PlanRequest
+from planner.program.units import Partition, partition
+from planner.schema import FixedChoice, InconsistentRequest, ModelDescription, PlanRequest
 from planner.search import search
-from planner.space.candidate import Candidate, Offload, candidates
+from planner.space.candidate import candidates
+from planner.space.offload import MAX_EACH, Offload, offloads
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 
 
 def request_of(seed: int, **update: object) -> PlanRequest:
@@ -18,49 +22,66 @@ def request_of(seed: int, **update: object) -> PlanRequest:
     return request.model_copy(update={"client_features": None, "cluster": cluster, **update})
 
 
-def others(candidate: Candidate) -> object:
-    """All but what is on the host."""
-    return (
-        candidate.mesh,
-        candidate.training,
-        candidate.gradient_sync,
-        candidate.keeps_gathered,
-        candidate.cut,
-        candidate.alias_gathers,
-        tuple(unit.modules for unit in candidate.partition.units),
-    )
-
-
-def test_shares_of_sixteen_units() -> None:
-    """Units 7 and 15 are an eighth; the root (0) goes last."""
-    sizes = {one: sum(map(one.has, range(16))) for one in Offload}
-    assert sizes == {
-        Offload.NONE: 0,
-        Offload.EIGHTH: 2,
-        Offload.QUARTER: 4,
-        Offload.HALF: 8,
-        Offload.THREE_QUARTERS: 12,
-        Offload.ALL: 16,
+def families(request: PlanRequest) -> list[tuple[Partition, Offload]]:
+    """Of each grouping."""
+    found = {
+        id(one.partition): (one.partition, one.offload)
+        for one in candidates(request, on_host=True)
+        if not one.activation_offload
     }
-    assert [one for one in Offload if one.has(0)] == [Offload.ALL]
+    return list(found.values())
+
+
+def sets_of(family: Offload) -> list[frozenset[int]]:
+    """Every one."""
+    if family.is_one:
+        return [family.most]
+    return [units for half in family.halves() for units in sets_of(half)]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_two_candidates_put_the_same_units_on_the_host(seed: int) -> None:
-    request = request_of(seed)
-    found: dict[object, list[tuple[bool, ...]]] = defaultdict(list)
-    for candidate in candidates(request, offloads=True):
-        if not candidate.activation_offload:
-            found[others(candidate)].append(candidate.on_host)
-    assert found
-    for sets in found.values():
-        assert len(set(sets)) == len(sets)
-        assert all(map(any, sets))
-        assert all(sets[0])
+def test_every_set_of_few_units_is_in_their_family_once(seed: int) -> None:
+    few = [(parts, family) for parts, family in families(request_of(seed)) if len(parts.units) <= MAX_EACH]
+    for parts, family in few:
+        units = [unit for unit, one in enumerate(parts.units) if one.parameters]
+        found = sets_of(family)
+        assert family.num_sets == len(found) == len(set(found)) == 2 ** len(units) - 1
+        assert family.most == frozenset(units)
 
 
-def test_a_share_that_no_unit_is_in_cannot_be_fixed() -> None:
-    eighth, third = (FixedChoice(knob="offload", value=value) for value in ("eighth", "third"))
-    assert all(len(one.partition.units) >= 8 for one in candidates(request_of(1, fixed=(eighth,)), offloads=True))
-    with pytest.raises(InconsistentRequest, match="no plan is left"):
-        search(request_of(1, fixed=(third,)))
+def test_any_number_of_alike_units_is_spread_evenly() -> None:
+    """Later ones first: of 12 blocks 3 are every fourth, 6 every second."""
+    model = ModelDescription.from_json((EXAMPLES / "gpt-2.json").read_bytes())
+    parts = partition(model, [(f"transformer.h.{block}",) for block in range(12)])
+    request = request_of(1).model_copy(update={"model": model, "fixed": ()})
+    family = offloads(request, parts)
+    assert family is not None
+    blocks = next(one for one in family.classes if len(one.order) == 12)
+    assert sorted(blocks.order[:3]) == [4, 8, 12]
+    assert sorted(blocks.order[:6]) == [2, 4, 6, 8, 10, 12]
+    assert family.num_sets == 13 * 2 - 1
+    freed = [
+        sum(p.num_elements for unit in one.most for _, p in parts.units[unit].parameters)
+        for one in family.samples()
+    ]
+    assert freed == sorted(freed, reverse=True)
+
+
+def test_units_are_kept_where_a_person_wants_them() -> None:
+    """By the unit, by patterns, all of them; what contradicts itself is refused."""
+    choices = {
+        "layers.0*.offload": FixedChoice(knob="layers.0*.offload", value=True),
+        "root": FixedChoice(knob="root.offload", value=False),
+        "all": FixedChoice(knob="offload", value="all"),
+        "none": FixedChoice(knob="*.offload", value=False),
+        "third": FixedChoice(knob="offload", value="third"),
+    }
+    for parts, family in families(request_of(1, fixed=(choices["layers.0*.offload"], choices["root"]))):
+        first = [unit for unit, one in enumerate(parts.units) if one.modules[0].startswith("layers.0")]
+        assert first
+        assert set(first) <= family.least
+        assert 0 not in family.most
+    assert all(family.is_one for _, family in families(request_of(1, fixed=(choices["all"],))))
+    for wrong in (choices["third"],), (choices["all"], choices["none"]):
+        with pytest.raises(InconsistentRequest):
+            search(request_of(1, fixed=wrong))

@@ -1,14 +1,18 @@
 """No plan is faster than the floor of its global choice within a budget that some plan just keeps."""
 
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from benchmarks.search_checks import all_regions
+from benchmarks.search_checks import any_member, listed_regions
 from benchmarks.search_requests import random_request
 from planner.space.candidate import num_micro_batches
+from planner.space.fixed import NoValueLeft
 from planner.space.floor import floor_bytes, floor_ns
+from planner.space.opened import regions
+from planner.space.sharding import NoCostOnHost
 from solver.schedule.heuristic import Heuristic
 
 SEEDS = range(40)
@@ -18,8 +22,9 @@ REGIONS, ASSIGNMENTS = 12, 2
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_beats_the_floor_of_what_it_needs(seed: int) -> None:
     rng, request = Random(seed), random_request(seed)
-    regions = all_regions(request)
-    for region in rng.sample(regions, min(REGIONS, len(regions))):
+    listed = listed_regions(request)
+    for family in rng.sample(listed, min(REGIONS, len(listed))):
+        region = any_member(family, rng)
         item = region.open(rng.choice(region.settings))
         num = num_micro_batches(request, region.candidate.training.micro_batch)
         least = floor_bytes(item.inputs, item.knobs, item.costs, num)
@@ -33,3 +38,29 @@ def test_no_plan_beats_the_floor_of_what_it_needs(seed: int) -> None:
             within.offer(assignment)
             within.guide(gap=0.0)
             assert floor <= within.evaluation.makespan <= found.makespan, region.label
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_plan_beats_the_floor_of_any_family_that_has_it(seed: int) -> None:
+    """Down from all sets of units in host memory to one."""
+    rng, request = Random(seed), random_request(seed)
+    with suppress(NoValueLeft, NoCostOnHost):
+        families = [one for one in regions(request, on_host=True) if one.is_family]
+        for region in rng.sample(families, min(REGIONS, len(families))):
+            path = [region]
+            while path[-1].is_family:
+                path.append(rng.choice(list(path[-1].parts())))
+            item = path[-1].open(rng.choice(path[-1].settings))
+            assignment = tuple(rng.randrange(num) for num in item.problem.num_values)
+            found = item.heuristic.evaluate(assignment)
+            num = num_micro_batches(request, region.candidate.training.micro_batch)
+            for family in path:
+                offload, opening = family.candidate.offload, family.opening
+                certain = tuple(unit in offload.least for unit in range(len(item.candidate.partition.units)))
+                knobs = replace(item.knobs, on_host=family.candidate.on_host)
+                within = opening.inputs, knobs, item.costs, num
+                floor = floor_ns(*within, found.needed, on_host=certain)
+                assert floor is not None, family.label
+                assert floor <= found.makespan, family.label
+                assert floor_bytes(*within) <= found.peak, family.label
+                assert opening.optimizer_ns <= item.optimizer_ns, family.label
