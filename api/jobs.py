@@ -131,6 +131,7 @@ class DurableQueue:
             "name": "shardwright",
             "system_database_url": _queue_url(self._database),
             "sys_db_pool_size": 5,
+            "sys_db_idle_transaction_timeout_sec": self._database.idle_transaction_s,
             "application_version": APPLICATION_VERSION,
             "executor_id": self._executor_id,
             "serializer": DBOSPortableJSON,

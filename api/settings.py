@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from profiles_db.engine import IDLE_TRANSACTION_S
+
 MIB = 2**20
 
 
@@ -88,6 +90,8 @@ class Settings(BaseSettings):
     heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """On PostgreSQL, jobs of a process that has been silent for so long are taken over."""
+    idle_transaction_s: Annotated[float, Field(ge=1)] = IDLE_TRANSACTION_S
+    """PostgreSQL ends a transaction whose process stands still for so long, so that it holds no locks."""
     log_format: Literal["json", "console"] = "console"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

@@ -17,6 +17,8 @@ from planner.schema.errors import ShardwrightError
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a SQLite writer waits for another one."""
+IDLE_TRANSACTION_S = 30.0
+"""How long PostgreSQL waits for the next statement of a transaction."""
 
 
 class InvalidDatabaseUrl(ShardwrightError):
@@ -41,13 +43,19 @@ class Database:
     """Engine and transactions. `read` and `write` each are one transaction, committed at the end.
 
     On SQLite a write takes the write lock when it begins, so that it can neither deadlock nor fail half-way
-    because another writer came between its reads and its writes.
+    because another writer came between its reads and its writes. On PostgreSQL a transaction whose process stands
+    still for `idle_transaction_s` seconds is ended by the database, or its locks would hold up all others.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, idle_transaction_s: float = IDLE_TRANSACTION_S) -> None:
         self.url = parse_url(url)
+        self.idle_transaction_s = idle_transaction_s
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
+        self.engine = (
+            _sqlite_engine(self.url)
+            if self.is_sqlite
+            else _postgresql_engine(self.url, pool_size, idle_transaction_s)
+        )
         self._writer = self.engine.execution_options(begin_immediate=True)
         self._lock: IO[str] | None = None
 
@@ -163,8 +171,8 @@ def _sqlite_engine(url: URL) -> Engine:
     return engine
 
 
-def _postgresql_engine(url: URL, pool_size: int) -> Engine:
-    return create_engine(
+def _postgresql_engine(url: URL, pool_size: int, idle_transaction_s: float) -> Engine:
+    engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
@@ -172,3 +180,12 @@ def _postgresql_engine(url: URL, pool_size: int) -> Engine:
         pool_timeout=60,
         hide_parameters=True,
     )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {round(1000 * idle_transaction_s)}")
+        cursor.close()
+        connection.commit()
+
+    return engine

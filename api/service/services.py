@@ -39,7 +39,9 @@ class Services:
     def __init__(self, settings: Settings, *, has_worker: bool = True) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.database = Database(settings.database_url.get_secret_value())
+        self.database = Database(
+            settings.database_url.get_secret_value(), idle_transaction_s=settings.idle_transaction_s
+        )
         self.keys = KeyService(self.database)
         self.authenticator = Authenticator(settings, self.keys)
         self.sessions = SessionService(self.database, self.authenticator, self.keys, session_s=settings.session_s)

@@ -2,9 +2,10 @@ import threading
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from profiles_db.engine import Database, DatabaseInUse, InvalidDatabaseUrl
+from profiles_db import migrations
+from profiles_db.engine import Database, DatabaseInUse, InvalidDatabaseUrl, is_outage
 from profiles_db.tables import RequestRow
 
 
@@ -65,6 +66,26 @@ def test_readers_and_writers_in_threads_lose_nothing(database: Database) -> None
         thread.join()
     with database.read() as session:
         assert session.scalar(text("SELECT heartbeat_at_us FROM executors")) == 160
+
+
+def test_a_transaction_that_stands_still_gives_its_locks_back(postgresql_url: str) -> None:
+    still, other = Database(postgresql_url, idle_transaction_s=0.5), Database(postgresql_url)
+    migrations.upgrade(other)
+    insert = text("INSERT INTO executors VALUES ('a', :at, '', '', 0)")
+
+    def stand_still() -> None:
+        with still.write() as stopped:
+            stopped.execute(insert, {"at": 1})
+            with other.write() as session:
+                session.execute(insert, {"at": 2})
+
+    with pytest.raises(DBAPIError) as lost:
+        stand_still()
+    assert is_outage(lost.value)
+    with still.read() as session:
+        assert session.scalar(text("SELECT heartbeat_at_us FROM executors")) == 2
+    still.close()
+    other.close()
 
 
 def test_one_process_holds_a_sqlite_file(tmp_path) -> None:

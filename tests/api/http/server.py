@@ -79,6 +79,7 @@ class Process:
                 "SHARDWRIGHT_LOG_FORMAT": "json",
                 "SHARDWRIGHT_HEARTBEAT_S": "0.2",
                 "SHARDWRIGHT_HEARTBEAT_TIMEOUT_S": "1",
+                "SHARDWRIGHT_IDLE_TRANSACTION_S": "5",
                 **environment,
             },
             stderr=subprocess.PIPE,

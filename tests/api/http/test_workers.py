@@ -91,6 +91,30 @@ def test_a_paused_worker_that_returns_cannot_overwrite(
     database.close()
 
 
+def test_a_worker_that_stands_still_amid_a_transaction_holds_nobody_up(
+    gated: Gated, workers: list[Worker], postgresql_url: str
+) -> None:
+    link = gated.post("model")
+    wait_until(lambda: gated.started() == ["model"])
+    paused, _ = workers if workers[0].child_pids() else reversed(workers)
+    database = Database(postgresql_url)
+    waits = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with database.write() as session:
+        session.execute(text("SELECT 1 FROM jobs FOR UPDATE"))
+        gated.open()
+        wait_until(lambda: session.scalar(waits))
+        paused.process.send_signal(signal.SIGSTOP)
+    assert gated.ask("model", wait=60).status_code == 200
+    assert gated.started() == ["model", "model"]
+    ended = gated.get(link)
+    paused.process.send_signal(signal.SIGCONT)
+    assert gated.ask("next", wait=60).status_code == 200
+    assert gated.get(link) == ended
+    database.close()
+
+
 def test_executors_say_what_they_are(gated: Gated, workers: list[Worker], postgresql_url: str) -> None:
     database = Database(postgresql_url)
     with database.read() as session:
