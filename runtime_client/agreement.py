@@ -11,13 +11,14 @@ import time
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from planner.schema import Plan, PlanBody
-from runtime_client.errors import PlanDiffersBetweenRanks, PlanNotShared, ProcessGroupMissing
+from runtime_client.errors import PlanDiffersBetweenRanks, PlanNotShared, ProcessGroupMissing, RefusedOnAnotherRank
 
 _PREFIX = "shardwright/plan"
 _KEY = "answer"
@@ -47,32 +48,54 @@ def share_plan(get: Callable[[], Plan], *, deadline_s: float = 120.0) -> Plan:
     return Plan.from_json(answer["plan"], source="rank 0")
 
 
-def check_same_plan(body: PlanBody) -> None:
-    """All ranks must hold this plan: two plans would shard a model two ways and hang in the first collective.
+def check_same_plan(body: PlanBody, refusal: Exception | None = None) -> None:
+    """All ranks must hold this plan, and none may refuse it: else some would hang in the first collective.
 
-    One all-reduce of three integers; only where plans differ, one exchange of their names.
+    One all-reduce of three integers; only where something is wrong, one exchange of names and reasons.
+
+    Args:
+        body: The plan of this rank.
+        refusal: Why this rank cannot apply it.
 
     Raises:
         PlanDiffersBetweenRanks: on every rank, with who has what.
+        RefusedOnAnotherRank: this rank has nothing against the plan, another one does and raises its `refusal`.
     """
     mine = body.content_hash()
     number = int(mine.removeprefix("sha256:")[:15], 16)
     device = reducing_device()
-    extremes = torch.tensor([number, -number], dtype=torch.int64, device=device)
+    extremes = torch.tensor([number, -number, refusal is not None], dtype=torch.int64, device=device)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
-    most, least = extremes.tolist()
-    if most == -least:
-        return
-    names: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(names, mine)
+    most, least, is_refused = extremes.tolist()
+    if most != -least:
+        _tell_who_differs(mine)
+    if is_refused:
+        _tell_who_refuses(refusal)
+
+
+def _tell_who_differs(mine: str) -> NoReturn:
     holders: dict[str, list[int]] = {}
-    for rank, name in enumerate(names):
+    for rank, name in enumerate(_from_all(mine)):
         holders.setdefault(str(name), []).append(rank)
     shown = "; ".join(f"{name[:19]}... on {_ranks(ranks)}" for name, ranks in holders.items())
     raise PlanDiffersBetweenRanks(
         f"the ranks hold different plans: {shown}. Let rank 0 get the plan and hand it on "
         "(runtime_client.agreement.share_plan)."
     )
+
+
+def _tell_who_refuses(refusal: Exception | None) -> NoReturn:
+    reasons = _from_all(None if refusal is None else f"{type(refusal).__name__}: {refusal}")
+    if refusal is not None:
+        raise refusal
+    refusing = [rank for rank, reason in enumerate(reasons) if reason is not None]
+    raise RefusedOnAnotherRank(f"{_ranks(refusing)} cannot apply the plan: {reasons[refusing[0]]}")
+
+
+def _from_all(mine: str | None) -> list[str | None]:
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
 
 
 def _offered(get: Callable[[], Plan], store: Store) -> Plan:
@@ -111,8 +134,13 @@ def _next_call() -> int:
     return _calls
 
 
+def has_process_group() -> bool:
+    """Whether this process can speak to other ranks."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def _require_process_group() -> None:
-    if not (dist.is_available() and dist.is_initialized()):
+    if not has_process_group():
         raise ProcessGroupMissing(
             "ranks share plans once torch.distributed is initialised. Start the script with torchrun and call "
             "torch.distributed.init_process_group first."

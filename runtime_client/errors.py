@@ -57,6 +57,12 @@ class PlanDiffersBetweenRanks(ApplyError):
     code = "plan_differs_between_ranks"
 
 
+class RefusedOnAnotherRank(ApplyError):
+    """This rank could apply the plan, another one cannot; alone, it would wait for it in the first collective."""
+
+    code = "refused_on_another_rank"
+
+
 class HostBackendMissing(ApplyError):
     """Units are in host memory, and the process group has no backend there."""
 
@@ -112,7 +118,7 @@ class UnitOrder(ApplyError):
 
 
 class TiedParameterSplit(ApplyError):
-    """Parameters that share their storage would be sharded apart."""
+    """Parameters that share their storage, or a module that units share, would be sharded apart."""
 
     code = "tied_parameter_split"
 
@@ -145,6 +151,24 @@ class ScriptedModule(ApplyError):
     """Part of the model is a TorchScript module, which takes no hooks."""
 
     code = "scripted_module"
+
+
+class ParameterHook(ApplyError):
+    """A hook on a parameter would be lost, since sharding replaces the parameter."""
+
+    code = "parameter_hook"
+
+
+class SparseGradient(ApplyError):
+    """A module makes sparse gradients, which FSDP2 cannot reduce."""
+
+    code = "sparse_gradient"
+
+
+class TrainableBuffer(ApplyError):
+    """A buffer requires a gradient, which FSDP2 does not reduce."""
+
+    code = "trainable_buffer"
 
 
 class UnknownParameter(ApplyError):

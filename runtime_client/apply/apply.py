@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner.schema import Plan, PlanBody
-from runtime_client.agreement import check_same_plan
+from runtime_client.agreement import check_same_plan, has_process_group
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.decisions import check_units, shard
 from runtime_client.apply.knob_checks import check_supported
@@ -16,6 +16,7 @@ from runtime_client.apply.model_checks import check_fingerprint, check_not_shard
 from runtime_client.apply.plan_checks import (
     check_client_features,
     check_host_backend,
+    check_process_group,
     check_torch_version,
     check_world,
     feasible_decisions,
@@ -36,8 +37,8 @@ def apply_plan(
     Where units have meshes of their own, torch's `clip_grad_norm_` refuses the parameters of several meshes at once
     (torch 2.13); `AppliedPlan.clip_grad_norm` takes them.
 
-    An optimizer that exists already keeps the old parameters and trains nothing; that cannot be seen from
-    here, so hand yours to `AppliedPlan.check_optimizer` afterwards.
+    An optimizer that exists already keeps the old parameters and trains nothing: its first step is refused
+    (`OptimizerBuiltTooEarly`). `AppliedPlan.check_optimizer` tells before.
 
     Args:
         model: The module that was described, on any device or on meta. Checkpoint and compile wrappers inside it
@@ -51,21 +52,39 @@ def apply_plan(
 
     Raises:
         ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
+            Where one rank refuses, all do.
     """
+    body = plan if isinstance(plan, PlanBody) else plan.body
+    device_type = mesh.device_type if mesh else device_type or _accelerator()
+    refusal: Exception | None = None
+    try:
+        _check(model, plan, device_type, mesh, require_fingerprint=require_fingerprint)
+    except Exception as error:
+        refusal = error
+        if not has_process_group():
+            raise
+    check_same_plan(body, refusal)
+    decisions = feasible_decisions(body)
+    mesh = mesh or build_mesh(decisions.mesh, device_type)
+    return replace(shard(model, decisions, mesh), predictions=body.predictions)
+
+
+def _check(
+    model: nn.Module, plan: Plan | PlanBody, device_type: str, mesh: DeviceMesh | None, *, require_fingerprint: bool
+) -> None:
+    """All that one rank can find out alone."""
     body = verified_body(plan)
     decisions = feasible_decisions(body)
     check_torch_version(body)
     check_client_features(body)
     check_supported(decisions)
+    check_process_group(body)
     check_world(body, decisions, mesh)
-    check_same_plan(body)
     check_not_sharded(model)
     if require_fingerprint:
         check_fingerprint(model, body.model_fingerprint)
     check_units(model, decisions)
-    check_host_backend(decisions, mesh.device_type if mesh else device_type or _accelerator())
-    mesh = mesh or build_mesh(decisions.mesh, device_type or _accelerator())
-    return replace(shard(model, decisions, mesh), predictions=body.predictions)
+    check_host_backend(decisions, device_type)
 
 
 def _accelerator() -> str:

@@ -11,6 +11,7 @@ from planner.schema import Decisions, DType, Layout, StateTier, UnitPlan
 from runtime_client.apply.activation_offload import check_offloading, offload_activations
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.checkpointing import check_checkpointing, checkpoint
+from runtime_client.apply.early_optimizers import parameters_of, refuse_optimizers_of
 from runtime_client.apply.knob_checks import check_supported
 from runtime_client.apply.meshes import build_meshes
 from runtime_client.apply.model_checks import check_not_sharded, check_parameters
@@ -18,6 +19,7 @@ from runtime_client.apply.modules import find_module
 from runtime_client.apply.plan_checks import check_mesh
 from runtime_client.apply.prefetch import check_prefetch, set_prefetch
 from runtime_client.apply.shard_dims import ShardPlacement, check_shard_dims, shard_placement
+from runtime_client.apply.training_checks import check_training
 from runtime_client.apply.units import resolve_units
 from runtime_client.ragged.buffer import PlannedBuffer
 from runtime_client.ragged.checks import check_layouts
@@ -49,7 +51,8 @@ def apply_decisions(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) ->
 def check_units(model: nn.Module, decisions: Decisions) -> None:
     """What the decisions name must be in the model, and must be something that FSDP2 can do to it."""
     units = resolve_units(model, decisions)
-    check_parameters(units)
+    check_parameters(model, units)
+    check_training(model)
     check_shard_dims(units, decisions)
     check_layouts(units, decisions)
     check_checkpointing(model, decisions)
@@ -59,6 +62,7 @@ def check_units(model: nn.Module, decisions: Decisions) -> None:
 
 def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
     """Carry out checked decisions."""
+    before = parameters_of(model)
     placement = shard_placement(model, decisions)
     meshes = build_meshes(decisions, mesh)
     offload = offload_activations(model, decisions, mesh.device_type)
@@ -80,6 +84,7 @@ def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPl
     set_prefetch(model, decisions)
     _set_knobs(model, decisions)
     alias_gathers(model, aliased)
+    refuse_optimizers_of(before, model)
     return AppliedPlan(model=model, mesh=mesh, decisions=decisions, activation_offload=offload)
 
 

@@ -1,5 +1,8 @@
 """Checks of a live model against a plan. Nothing here changes the model."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import torch
 from torch import nn
 from torch.distributed._composable.contract import _get_registry
@@ -8,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from runtime_client.apply.modules import find_module
 from runtime_client.apply.units import Unit
 from runtime_client.errors import (
     AlreadySharded,
@@ -19,7 +23,7 @@ from runtime_client.errors import (
     TiedParameterSplit,
     UninitializedParameter,
 )
-from runtime_client.fingerprint import fingerprint, iter_parameters, storage_key, unwrapped_name
+from runtime_client.fingerprint import fingerprint, iter_parameters, unwrapped_name
 
 _PARALLELISMS = ("replicate", "fsdp")
 """Composable APIs of torch that take parameters away from `fully_shard`."""
@@ -77,8 +81,9 @@ def check_fingerprint(model: nn.Module, planned: str) -> None:
         )
 
 
-def check_parameters(units: list[Unit]) -> None:
+def check_parameters(model: nn.Module, units: list[Unit]) -> None:
     """What `fully_shard` would crash on, or quietly get wrong, once the model is half sharded."""
+    _check_shared_modules(model, units)
     _check_ties(units)
     for unit in units:
         _check_storage_dtypes(unit)
@@ -86,9 +91,33 @@ def check_parameters(units: list[Unit]) -> None:
         _check_shapes(unit)
 
 
+def _check_shared_modules(model: nn.Module, units: list[Unit]) -> None:
+    """A module inside two units that is no unit itself: the second `fully_shard` meets shards of the first."""
+    heads = {path: find_module(model, path, where=unit.where) for unit in units for path in unit.plan.modules}
+    listed = {id(head) for head in heads.values()}
+    owner: dict[int, tuple[str, Unit]] = {}
+    for unit in units:
+        for path in unit.plan.modules:
+            for name, module in _walk(heads[path], path, listed):
+                first_name, first_unit = owner.setdefault(id(module), (name, unit))
+                if first_unit is not unit and any(True for _ in module.parameters(recurse=False)):
+                    raise TiedParameterSplit(
+                        f"{unit.where}: module {unwrapped_name(name)!r} is {unwrapped_name(first_name)!r} of "
+                        f"{first_unit.where}. Make it a unit of its own, before both."
+                    )
+
+
+def _walk(module: nn.Module, path: str, listed: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """What `fully_shard` of a module takes: all below it up to modules that are units themselves."""
+    yield path, module
+    for name, child in module.named_children():
+        if id(child) not in listed:
+            yield from _walk(child, f"{path}.{name}" if path else name, listed)
+
+
 def _check_ties(units: list[Unit]) -> None:
     owner: dict[int, tuple[str, Unit]] = {}
-    storage: dict[tuple[object, ...], tuple[str, nn.Parameter]] = {}
+    storages: dict[int, dict[int, tuple[str, nn.Parameter]]] = {}
     for unit in units:
         for name, parameter in unit.parameters:
             first_name, first_unit = owner.setdefault(id(parameter), (name, unit))
@@ -97,14 +126,30 @@ def _check_ties(units: list[Unit]) -> None:
                     f"{unit.where}: parameter {name!r} is tied to {first_name!r} of {first_unit.where}. Put both "
                     "modules into one unit (fully_shard of a list), or leave both to the root."
                 )
-            if not parameter.numel():
-                continue
-            twin_name, twin = storage.setdefault(storage_key(parameter), (name, parameter))
-            if twin is not parameter:
-                raise TiedParameterSplit(
-                    f"{unit.where}: parameters {twin_name!r} and {name!r} share their storage but are two "
-                    "Parameter objects, so sharding would separate them. Assign the same object to both."
-                )
+            if parameter.numel():
+                same = storages.setdefault(parameter.untyped_storage()._cdata, {})
+                same[id(parameter)] = (name, parameter)
+    for parameters in storages.values():
+        _check_overlap(list(parameters.values()))
+
+
+def _check_overlap(parameters: list[tuple[str, nn.Parameter]]) -> None:
+    """Parameters of one storage must lie side by side."""
+    by_start = sorted((_bytes(parameter), name) for name, parameter in parameters)
+    for ((_, end), name), ((start, _), other) in pairwise(by_start):
+        if start < end:
+            raise TiedParameterSplit(
+                f"parameters {name!r} and {other!r} share their storage but are two Parameter objects, so sharding "
+                "would separate them. Assign the same object to both, or copy one of them (clone)."
+            )
+
+
+def _bytes(parameter: nn.Parameter) -> tuple[int, int]:
+    """First byte of its storage that a parameter covers, and the one after the last."""
+    size = parameter.element_size()
+    start = parameter.storage_offset() * size
+    spans = ((length - 1) * stride for length, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    return start, start + (sum(spans) + 1) * size
 
 
 def _check_storage_dtypes(unit: Unit) -> None:

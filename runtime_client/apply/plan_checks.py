@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner.schema import Decisions, Plan, PlanBody, StateTier
+from runtime_client.agreement import has_process_group
 from runtime_client.apply.versions import satisfies
 from runtime_client.errors import (
     HostBackendMissing,
@@ -65,13 +66,17 @@ def check_client_features(body: PlanBody) -> None:
         )
 
 
-def check_world(body: PlanBody, decisions: Decisions, mesh: DeviceMesh | None) -> None:
-    """The ranks of this job (or of the mesh handed over) against those of the plan."""
-    if not (dist.is_available() and dist.is_initialized()):
+def check_process_group(body: PlanBody) -> None:
+    """Without one there are no other ranks to speak to."""
+    if not has_process_group():
         raise ProcessGroupMissing(
             f"the plan is for {body.world_size} ranks, but torch.distributed is not initialised. Start the script "
             "with torchrun and call torch.distributed.init_process_group first."
         )
+
+
+def check_world(body: PlanBody, decisions: Decisions, mesh: DeviceMesh | None) -> None:
+    """The ranks of this job (or of the mesh handed over) against those of the plan."""
     wanted = decisions.mesh
     if wanted.num_ranks != body.world_size:
         raise WorldSizeMismatch(

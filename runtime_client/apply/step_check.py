@@ -36,9 +36,9 @@ class StepReport:
     peak_bytes: int | None = None
     """Allocated on the accelerator; None on a CPU, which keeps no count."""
     planned_peak_bytes: int = 0
-    changed: int = 0
-    """Trainable parameters of which a sampled element changed, or of which this rank holds none."""
     num_trainable: int = 0
+    unchanged: tuple[str, ...] = ()
+    """Trainable parameters of which this rank holds some, and no sampled element changed."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -55,6 +55,11 @@ class StepReport:
         )
         against = f"{peak}; {counts}" if self.planned_collectives else "it predicts nothing"
         return f"step against plan: {against}; {self.changed} of {self.num_trainable} parameters changed"
+
+    @property
+    def changed(self) -> int:
+        """Trainable parameters that changed, or of which this rank holds none."""
+        return self.num_trainable - len(self.unchanged)
 
 
 @contextmanager
@@ -79,7 +84,9 @@ def checked_step(model: nn.Module, predictions: Predictions | None, runtime: Run
     report.num_collectives = dict(counting.counts)
     after = _samples(model)
     report.num_trainable = len(after)
-    report.changed = sum(not len(sample) or not torch.equal(sample, before[name]) for name, sample in after.items())
+    report.unchanged = tuple(
+        name for name, sample in after.items() if len(sample) and torch.equal(sample, before[name])
+    )
     report.warnings = tuple(_warnings(report, runtime))
     _log.info("%s", report.line)
     for warning in report.warnings:
@@ -127,11 +134,11 @@ def _samples(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _warnings(report: StepReport, runtime: RuntimeKnobs) -> Iterator[str]:
-    if unchanged := report.num_trainable - report.changed:
+    if report.unchanged:
         yield (
-            f"{unchanged} of {report.num_trainable} trainable parameters did not change: the optimizer may have "
-            "been built before apply_plan (AppliedPlan.check_optimizer tells), hold other parameters, have a "
-            "learning rate of 0 in this step, or they get no gradient"
+            f"{len(report.unchanged)} of {report.num_trainable} trainable parameters, {report.unchanged[0]!r} "
+            "first, did not change: the optimizer may hold other parameters or have a learning rate of 0 in this "
+            "step, or they get no gradient"
         )
     for kind, planned in report.planned_collectives.items():
         found = report.num_collectives.get(kind, 0)

@@ -25,13 +25,16 @@ def main() -> None:
     dist.init_process_group("gloo")
     plan = load_plan(sys.argv[1])
     answers = {}
-    for case in ("planned", "early", "fewer", "silent"):
+    for case in ("planned", "partial", "fewer", "silent", "evaluated"):
         model = build_model()
-        early = torch.optim.AdamW(model.parameters())
         applied = apply_plan(model, plan, device_type="cpu")
-        optimizer = early if case == "early" else torch.optim.AdamW(applied.model.parameters())
+        parameters = list(applied.model.parameters())
+        optimizer = torch.optim.AdamW(parameters[:-1] if case == "partial" else parameters)
         begin = (lambda index: None) if case == "silent" else applied.begin_micro_batch
         with applied.checked_step() as report:
+            if case == "evaluated":
+                with torch.no_grad():
+                    applied.model(torch.randint(0, VOCABULARY, (MICRO_BATCH, SEQUENCE)))
             backward(applied, NUM_MICRO_BATCHES - (case == "fewer"), begin)
             optimizer.step()
         answers[case] = {

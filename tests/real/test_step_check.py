@@ -36,9 +36,17 @@ def test_a_step_as_planned_is_one_line(reports):
     assert changed == number != "0"
 
 
-def test_an_optimizer_that_was_built_too_early_trains_nothing(reports):
-    (warning,) = reports["early"]["warnings"]
-    assert "trainable parameters did not change: the optimizer may have been built before apply_plan" in warning
+def test_what_the_optimizer_leaves_out_is_named(reports):
+    (warning,) = reports["partial"]["warnings"]
+    assert "1 of " in warning
+    assert "'model.norm.weight' or " in warning or "'lm_head.weight'" in warning
+    assert "did not change: the optimizer may hold other parameters" in warning
+
+
+def test_a_forward_that_the_plan_does_not_know_of_is_told(reports):
+    (warning,) = reports["evaluated"]["warnings"]
+    assert "all-gathers instead of" in warning
+    assert "a unit runs more often (evaluation" in warning
 
 
 def test_missing_micro_batches_are_told(reports):
