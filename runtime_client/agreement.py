@@ -1,27 +1,38 @@
 """One plan for all ranks: rank 0 gets it, the others receive it, and all of them hold the same.
 
 [Note: why the store]
-Plans travel through the store of the default process group, not through a collective: waiting for a key has a
-deadline of its own, so that a job whose rank 0 died, or waits for a service that is away, ends with one message
-instead of hanging until the process group gives up.
+Plans, and what ranks have against them, travel through the store of the default process group, not through a
+collective: waiting for a key has a deadline of its own. So a job that lost a rank, or waits for a service that is
+away, ends with one message instead of hanging until the process group gives up.
 """
 
 import json
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from planner.schema import Plan, PlanBody
-from runtime_client.errors import PlanDiffersBetweenRanks, PlanNotShared, ProcessGroupMissing, RefusedOnAnotherRank
+from runtime_client.errors import (
+    PlanDiffersBetweenRanks,
+    PlanNotShared,
+    ProcessGroupMissing,
+    RanksMissing,
+    RefusedOnAnotherRank,
+)
 
 _PREFIX = "shardwright/plan"
 _KEY = "answer"
+_GOODBYE = timedelta(seconds=5)
+AGREEMENT_DEADLINE_S = 600.0
+"""Ranks build models and load weights before they come together, some for minutes."""
 _calls = 0
 
 
@@ -48,54 +59,102 @@ def share_plan(get: Callable[[], Plan], *, deadline_s: float = 120.0) -> Plan:
     return Plan.from_json(answer["plan"], source="rank 0")
 
 
-def check_same_plan(body: PlanBody, refusal: Exception | None = None) -> None:
-    """All ranks must hold this plan, and none may refuse it: else some would hang in the first collective.
+def check_same_plan(
+    body: PlanBody, refusal: Exception | None = None, *, deadline_s: float = AGREEMENT_DEADLINE_S
+) -> None:
+    """All ranks must come, hold this plan, and have nothing against it: else some would hang in a collective.
 
-    One all-reduce of three integers; only where something is wrong, one exchange of names and reasons.
+    Four short messages to the store for each rank; only where something is wrong, the reasons of all.
 
     Args:
         body: The plan of this rank.
         refusal: Why this rank cannot apply it.
+        deadline_s: Seconds that the ranks wait for each other.
 
     Raises:
         PlanDiffersBetweenRanks: on every rank, with who has what.
         RefusedOnAnotherRank: this rank has nothing against the plan, another one does and raises its `refusal`.
+        RanksMissing: some rank died, or did not come in time.
     """
-    mine = body.content_hash()
-    number = int(mine.removeprefix("sha256:")[:15], 16)
-    device = reducing_device()
-    extremes = torch.tensor([number, -number, refusal is not None], dtype=torch.int64, device=device)
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
-    most, least, is_refused = extremes.tolist()
-    if most != -least:
-        _tell_who_differs(mine)
-    if is_refused:
-        _tell_who_refuses(refusal)
-
-
-def _tell_who_differs(mine: str) -> NoReturn:
-    holders: dict[str, list[int]] = {}
-    for rank, name in enumerate(_from_all(mine)):
-        holders.setdefault(str(name), []).append(rank)
-    shown = "; ".join(f"{name[:19]}... on {_ranks(ranks)}" for name, ranks in holders.items())
-    raise PlanDiffersBetweenRanks(
-        f"the ranks hold different plans: {shown}. Let rank 0 get the plan and hand it on "
-        "(runtime_client.agreement.share_plan)."
-    )
-
-
-def _tell_who_refuses(refusal: Exception | None) -> NoReturn:
-    reasons = _from_all(None if refusal is None else f"{type(refusal).__name__}: {refusal}")
+    if dist.get_backend() == "fake":  # talks to nobody
+        if refusal is not None:
+            raise refusal
+        return
+    reason = None if refusal is None else f"{type(refusal).__name__}: {refusal}"
+    meeting = _Meeting(PrefixStore(f"{_PREFIX}/{_next_call()}", _get_default_store()))
+    answers = meeting.hold(body.content_hash(), reason, deadline_s)
+    if not answers:
+        return
+    _check_hashes([answer["plan"] for answer in answers])
     if refusal is not None:
         raise refusal
-    refusing = [rank for rank, reason in enumerate(reasons) if reason is not None]
-    raise RefusedOnAnotherRank(f"{_ranks(refusing)} cannot apply the plan: {reasons[refusing[0]]}")
+    reasons = {rank: answer["reason"] for rank, answer in enumerate(answers) if answer["reason"] is not None}
+    raise RefusedOnAnotherRank(f"{_ranks(list(reasons))} cannot apply the plan: {next(iter(reasons.values()))}")
 
 
-def _from_all(mine: str | None) -> list[str | None]:
-    found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
+def _check_hashes(hashes: list[str]) -> None:
+    holders: dict[str, list[int]] = {}
+    for rank, name in enumerate(hashes):
+        holders.setdefault(name, []).append(rank)
+    if len(holders) > 1:
+        shown = "; ".join(f"{name[:19]}... on {_ranks(ranks)}" for name, ranks in holders.items())
+        raise PlanDiffersBetweenRanks(
+            f"the ranks hold different plans: {shown}. Let rank 0 get the plan and hand it on "
+            "(runtime_client.agreement.share_plan)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """All ranks come, each with what it has to say; what they said is read only where something is wrong."""
+
+    store: Store
+
+    def hold(self, plan: str, reason: str | None, deadline_s: float) -> list[dict[str, Any]]:
+        """What every rank said, by rank; nothing where all agree.
+
+        Raises:
+            RanksMissing: not all came in time, or the store went away with the rank that has it.
+        """
+        start = time.monotonic()
+        try:
+            self._come(plan, reason)
+            self.store.wait(["all"], timedelta(seconds=deadline_s))
+            if self.store.add("odd", 0) == 0:
+                return []
+            answers = [json.loads(self.store.get(f"rank/{rank}")) for rank in range(dist.get_world_size())]
+            _leave(self.store)
+        except RuntimeError as error:
+            raise RanksMissing(self._who_is_missing(time.monotonic() - start, error)) from None
+        return answers
+
+    def _come(self, plan: str, reason: str | None) -> None:
+        first = self.store.compare_set("plan", "", plan).decode()
+        if first != plan or reason is not None:
+            self.store.add("odd", 1)
+        self.store.set(f"rank/{dist.get_rank()}", json.dumps({"plan": plan, "reason": reason}))
+        if self.store.add("arrived", 1) == dist.get_world_size():
+            self.store.set("all", "1")
+
+    def _who_is_missing(self, waited_s: float, error: RuntimeError) -> str:
+        why = str(error).splitlines()[0]
+        try:
+            missing = [r for r in range(dist.get_world_size()) if not self.store.check([f"rank/{r}"])]
+        except RuntimeError:
+            return f"rank 0 went away after {waited_s:.0f} s, before all ranks had agreed on the plan ({why})."
+        return (
+            f"{_ranks(missing)} did not come to apply the plan within {waited_s:.0f} s ({why}). Look at the log of "
+            "the first of them; where it only takes long to build its model, give apply_plan more deadline_s."
+        )
+
+
+def _leave(store: Store) -> None:
+    """Every rank has read what it needs; rank 0, which may have the store, waits for that before it goes."""
+    if store.add("left", 1) == dist.get_world_size():
+        store.set("empty", "1")
+    if dist.get_rank() == 0:
+        with suppress(RuntimeError):
+            store.wait(["empty"], _GOODBYE)
 
 
 def _offered(get: Callable[[], Plan], store: Store) -> Plan:
@@ -103,6 +162,7 @@ def _offered(get: Callable[[], Plan], store: Store) -> Plan:
         plan = get()
     except BaseException as error:
         _put(store, {"error": f"{type(error).__name__}: {error}"})
+        _leave(store)
         raise
     _put(store, {"plan": plan.to_json()})
     return plan
@@ -117,6 +177,8 @@ def _awaited(store: Store, deadline_s: float) -> dict[str, str]:
     try:
         store.wait([_KEY], timedelta(seconds=deadline_s))
         answer = json.loads(zlib.decompress(store.get(_KEY)))
+        if "error" in answer:
+            _leave(store)
     except RuntimeError as error:  # torch's DistStoreError and DistNetworkError are RuntimeErrors
         waited = time.monotonic() - start
         raise PlanNotShared(

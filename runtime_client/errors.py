@@ -63,6 +63,12 @@ class RefusedOnAnotherRank(ApplyError):
     code = "refused_on_another_rank"
 
 
+class RanksMissing(ApplyError):
+    """Not all ranks came to apply the plan in time."""
+
+    code = "ranks_missing"
+
+
 class HostBackendMissing(ApplyError):
     """Units are in host memory, and the process group has no backend there."""
 

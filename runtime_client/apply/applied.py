@@ -93,7 +93,7 @@ class AppliedPlan:
             ...  # all micro-batches and the optimizer's step
         print(report.line, *report.warnings)
         """
-        return checked_step(self.model, self.predictions, self.decisions.runtime)
+        return checked_step(self.model, self.predictions, self.decisions)
 
     def clip_grad_norm(
         self, max_norm: float, *, norm_type: float = 2.0, error_if_nonfinite: bool = False

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner.schema import Plan, PlanBody
-from runtime_client.agreement import check_same_plan, has_process_group
+from runtime_client.agreement import AGREEMENT_DEADLINE_S, check_same_plan, has_process_group
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.decisions import check_units, shard
 from runtime_client.apply.knob_checks import check_supported
@@ -31,6 +31,7 @@ def apply_plan(
     device_type: str | None = None,
     mesh: DeviceMesh | None = None,
     require_fingerprint: bool = True,
+    deadline_s: float = AGREEMENT_DEADLINE_S,
 ) -> AppliedPlan:
     """Shard `model` in place as the plan says. Call it on every rank, before building the optimizer.
 
@@ -49,6 +50,7 @@ def apply_plan(
             Further meshes of units are made over all ranks.
         require_fingerprint: Refuse a model whose fingerprint is not the planned one. Switch it off only to try a
             plan on a model that differs in ways you know.
+        deadline_s: Seconds that ranks wait for each other here, before anything is sharded.
 
     Raises:
         ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
@@ -63,7 +65,7 @@ def apply_plan(
         refusal = error
         if not has_process_group():
             raise
-    check_same_plan(body, refusal)
+    check_same_plan(body, refusal, deadline_s=deadline_s)
     decisions = feasible_decisions(body)
     mesh = mesh or build_mesh(decisions.mesh, device_type)
     return replace(shard(model, decisions, mesh), predictions=body.predictions)

@@ -147,9 +147,9 @@ def _check_overlap(parameters: list[tuple[str, nn.Parameter]]) -> None:
 def _bytes(parameter: nn.Parameter) -> tuple[int, int]:
     """First byte of its storage that a parameter covers, and the one after the last."""
     size = parameter.element_size()
-    start = parameter.storage_offset() * size
+    start = int(parameter.storage_offset()) * size
     spans = ((length - 1) * stride for length, stride in zip(parameter.shape, parameter.stride(), strict=True))
-    return start, start + (sum(spans) + 1) * size
+    return start, start + int(sum(spans) + 1) * size
 
 
 def _check_storage_dtypes(unit: Unit) -> None:

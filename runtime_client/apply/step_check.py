@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.schema import GradientSync, Predictions, RuntimeKnobs
+from planner.schema import Decisions, GradientSync, Predictions
+from runtime_client.apply.step_order import watched_order
 from runtime_client.fingerprint import iter_parameters
 
 _log = logging.getLogger(__name__)
@@ -36,9 +37,13 @@ class StepReport:
     peak_bytes: int | None = None
     """Allocated on the accelerator; None on a CPU, which keeps no count."""
     planned_peak_bytes: int = 0
+    num_forwards: int = 0
+    """Runs of the whole model, one for each micro-batch."""
     num_trainable: int = 0
     unchanged: tuple[str, ...] = ()
     """Trainable parameters of which this rank holds some, and no sampled element changed."""
+    gathered: tuple[str, ...] = ()
+    """Trainable parameters that the optimizer stepped, or left out, while their unit was gathered."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -63,21 +68,23 @@ class StepReport:
 
 
 @contextmanager
-def checked_step(model: nn.Module, predictions: Predictions | None, runtime: RuntimeKnobs) -> Iterator[StepReport]:
+def checked_step(model: nn.Module, predictions: Predictions | None, decisions: Decisions) -> Iterator[StepReport]:
     """Watch one optimizer step: all its micro-batches, and the optimizer.
 
-    It reads a few elements of each parameter before and after, counts collectives as they are dispatched, and
-    resets the accelerator's count of its peak. Meant for the first step: dispatch is slower meanwhile.
+    It reads a few elements of each parameter before and after, counts collectives as they are dispatched, looks in
+    which order units run, and resets the accelerator's count of its peak. Meant for the first step: dispatch is
+    slower meanwhile.
     """
     report = StepReport()
     if predictions is not None:
         report.planned_collectives = _planned(predictions)
         report.planned_peak_bytes = _planned_peak(predictions)
     before = _samples(model)
+    sharded = {name for name, parameter in iter_parameters(model) if isinstance(parameter, DTensor)}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         torch.accelerator.reset_peak_memory_stats()
-    with _Counting() as counting:
+    with _Counting() as counting, watched_order(model, decisions) as order:
         yield report
     if accelerator is not None:
         report.peak_bytes = torch.accelerator.max_memory_allocated()
@@ -87,7 +94,17 @@ def checked_step(model: nn.Module, predictions: Predictions | None, runtime: Run
     report.unchanged = tuple(
         name for name, sample in after.items() if len(sample) and torch.equal(sample, before[name])
     )
-    report.warnings = tuple(_warnings(report, runtime))
+    report.gathered = tuple(
+        name
+        for name, parameter in iter_parameters(model)
+        if name in before and name in sharded and not isinstance(parameter, DTensor)
+    )
+    report.num_forwards = order.num_forwards
+    behind = (
+        f"{edge}: it stays gathered for nothing. Plan this model again"
+        for edge in order.prefetches_behind(decisions)
+    )
+    report.warnings = (*_warnings(report, decisions), *behind)
     _log.info("%s", report.line)
     for warning in report.warnings:
         _log.warning("%s", warning)
@@ -133,17 +150,23 @@ def _samples(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _warnings(report: StepReport, runtime: RuntimeKnobs) -> Iterator[str]:
-    if report.unchanged:
+def _warnings(report: StepReport, decisions: Decisions) -> Iterator[str]:
+    if report.gathered:
         yield (
-            f"{len(report.unchanged)} of {report.num_trainable} trainable parameters, {report.unchanged[0]!r} "
+            f"{len(report.gathered)} parameters, {report.gathered[0]!r} first, were gathered when the optimizer "
+            "stepped, and the next forward will use their old values: run no forward between the last backward and "
+            "the optimizer, and call AppliedPlan.begin_micro_batch before the last micro-batch"
+        )
+    if left := [name for name in report.unchanged if name not in report.gathered]:
+        yield (
+            f"{len(left)} of {report.num_trainable} trainable parameters, {left[0]!r} "
             "first, did not change: the optimizer may hold other parameters or have a learning rate of 0 in this "
             "step, or they get no gradient"
         )
     for kind, planned in report.planned_collectives.items():
         found = report.num_collectives.get(kind, 0)
         if found < planned or (found > planned and kind != "all-reduces"):
-            yield f"{found} {kind} instead of {planned}: {_cause(kind, found, planned, runtime)}"
+            yield f"{found} {kind} instead of {planned}: {_cause(report, kind, found - planned, decisions)}"
     if (
         report.peak_bytes
         and report.planned_peak_bytes
@@ -156,17 +179,25 @@ def _warnings(report: StepReport, runtime: RuntimeKnobs) -> Iterator[str]:
         )
 
 
-def _cause(kind: str, found: int, planned: int, runtime: RuntimeKnobs) -> str:
-    if runtime.gradient_sync is not GradientSync.EVERY_MICRO_BATCH and kind != "all-gathers" and found > planned:
-        return "AppliedPlan.begin_micro_batch has to be called before each micro-batch"
-    if found < planned:
-        return "the step has fewer micro-batches than planned, or a unit did not run on this rank"
-    if kind == "all-gathers":
+def _cause(report: StepReport, kind: str, excess: int, decisions: Decisions) -> str:
+    if report.num_forwards != decisions.num_micro_batches:
         return (
-            "the step has more micro-batches than planned, a unit runs more often (evaluation, checkpointing "
-            "beside the plan), or AppliedPlan.begin_micro_batch is not called"
+            f"the model ran {report.num_forwards} times, and a step of the plan has {decisions.num_micro_batches} "
+            "micro-batches (an evaluation counts too)"
         )
-    return "the step has more micro-batches than planned"
+    if excess < 0:
+        return "a unit did not run on this rank, or nothing of it got a gradient"
+    if _needs_calls(decisions):
+        return "AppliedPlan.begin_micro_batch has to be called before each micro-batch"
+    if kind == "all-gathers":
+        return "a unit runs more often, is checkpointed beside the plan, or is prefetched when it is over"
+    return "a unit runs more often than planned"
+
+
+def _needs_calls(decisions: Decisions) -> bool:
+    """Whether micro-batches differ, so that a loop has to say which one comes."""
+    is_same = decisions.runtime.gradient_sync is GradientSync.EVERY_MICRO_BATCH
+    return not is_same or not all(unit.reshard_after_backward for unit in decisions.units)
 
 
 def _gib(size_bytes: int) -> str:

@@ -46,5 +46,5 @@ def test_the_document_has_every_refusal() -> None:
     text = (ROOT / "docs/refusals.md").read_text()
     for name in REFUSALS:
         assert f"| {name} |" in text or f'"{name}"' in text, f"docs/refusals.md has no row {name!r}"
-    for error in errors.ApplyError.__subclasses__():
+    for error in [one for one in errors.ApplyError.__subclasses__() if one.__module__ == errors.__name__]:
         assert f"`{error.__name__}`" in text, f"docs/refusals.md does not name {error.__name__}"

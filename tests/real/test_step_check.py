@@ -44,14 +44,20 @@ def test_what_the_optimizer_leaves_out_is_named(reports):
 
 
 def test_a_forward_that_the_plan_does_not_know_of_is_told(reports):
-    (warning,) = reports["evaluated"]["warnings"]
+    stale, warning = reports["evaluated"]["warnings"]
+    assert "were gathered when the optimizer stepped, and the next forward will use their old values" in stale
     assert "all-gathers instead of" in warning
-    assert "a unit runs more often (evaluation" in warning
+    assert "the model ran 3 times, and a step of the plan has 2 micro-batches" in warning
+
+
+def test_a_unit_that_is_prefetched_when_it_is_over_is_named(reports):
+    assert any("in forward, which does not run later: it stays" in one for one in reports["behind"]["warnings"])
 
 
 def test_missing_micro_batches_are_told(reports):
     assert any("0 reduce-scatters instead of" in warning for warning in reports["fewer"]["warnings"])
-    assert any("fewer micro-batches than planned" in warning for warning in reports["fewer"]["warnings"])
+    cause = "the model ran 1 times, and a step of the plan has 2 micro-batches"
+    assert any(cause in warning for warning in reports["fewer"]["warnings"])
 
 
 def test_a_loop_that_does_not_say_which_micro_batch_comes_is_told(reports):
