@@ -364,6 +364,14 @@ def test_parameter_that_is_not_contiguous(world: int) -> None:
         ((unit("layers.0", forward_prefetch=("layers.0",)), ROOT), r"forward_prefetch\[0\].*is gathered by then"),
         ((unit("layers.0", backward_prefetch=("",)), ROOT), r"backward_prefetch\[0\].*is gathered by then"),
         (
+            (unit("layers.0.attention", forward_prefetch=("layers.0",)), unit("layers.0"), ROOT),
+            r"forward_prefetch\[0\]: 'layers\.0' is gathered by then",
+        ),
+        (
+            (unit("layers.0.attention", backward_prefetch=("layers.0",)), unit("layers.0"), ROOT),
+            r"backward_prefetch\[0\]: 'layers\.0' is gathered by then",
+        ),
+        (
             (
                 unit("layers.0", forward_prefetch=("layers.1",)),
                 unit("layers.1", forward_prefetch=("layers.0",)),
@@ -393,6 +401,13 @@ def test_parameter_that_is_not_contiguous(world: int) -> None:
 def test_prefetch_lists_that_make_no_sense(world: int, units: tuple, match: str) -> None:
     model = small()
     refused(errors.PrefetchOrder, match, model, plan_for(model, decisions(units, shard=4)))
+
+
+def test_units_may_prefetch_those_inside_them(world: int) -> None:
+    model = small()
+    inner = unit("layers.0.attention")
+    outer = unit("layers.0", forward_prefetch=inner.modules, backward_prefetch=inner.modules)
+    apply_plan(model, plan_for(model, decisions((inner, outer, ROOT), shard=4)), device_type="cpu")
 
 
 def test_checkpointing_that_the_plan_does_not_know_of(world: int) -> None:
