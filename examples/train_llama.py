@@ -55,6 +55,11 @@ def build() -> TrainingExample:
     return TrainingExample(model=build_model(), inputs=token_inputs)
 
 
+def random_tokens(count: int, seed: int = 1) -> torch.Tensor:
+    """So many sequences to train on, the same in every process with the same seed."""
+    return torch.randint(0, VOCABULARY, (count, SEQUENCE), generator=torch.Generator().manual_seed(seed))
+
+
 def get_plan(arguments: argparse.Namespace) -> Plan:
     """Rank 0 reads the file or asks the service, and hands the plan to the others."""
     return share_plan(lambda: ask(arguments))
@@ -92,9 +97,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **applied.optimizer_options)
     applied.check_optimizer(optimizer)
 
-    torch.manual_seed(1 + dist.get_rank())
-    shape = (decisions.num_micro_batches, decisions.micro_batch, SEQUENCE)
-    batches = torch.randint(0, VOCABULARY, shape, device=device)
+    tokens = random_tokens(decisions.num_micro_batches * decisions.micro_batch, seed=1 + dist.get_rank())
+    batches = tokens.to(device).split(decisions.micro_batch)
     for step in range(NUM_STEPS):
         total = torch.zeros((), device=device)
         with applied.checked_step() if step == 0 else nullcontext() as report:

@@ -249,6 +249,12 @@ class OptimizerDiffersFromPlan(ShardwrightError):
     code = "optimizer_differs_from_plan"
 
 
+class BatchDiffersFromPlan(ShardwrightError):
+    """A trainer is set to other micro-batches than the plan was made for."""
+
+    code = "batch_differs_from_plan"
+
+
 class ClientError(ShardwrightError):
     """A plan could not be obtained."""
 

@@ -1,5 +1,6 @@
 """What a trainer holds after a plan was applied."""
 
+import itertools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,6 +17,7 @@ from runtime_client.apply.clipping import clip_grad_norm
 from runtime_client.apply.modules import find_module
 from runtime_client.apply.step_check import StepReport, checked_step
 from runtime_client.errors import (
+    BatchDiffersFromPlan,
     OptimizerBuiltTooEarly,
     OptimizerDiffersFromPlan,
     UnknownParameter,
@@ -62,7 +64,10 @@ class AppliedPlan:
         count = self.decisions.num_micro_batches
         if not 0 <= index < count:
             raise IndexError(f"micro-batch {index} of a plan with {count} micro-batches per optimizer step")
-        is_last = index == count - 1
+        self.set_is_last_micro_batch(index == count - 1)
+
+    def set_is_last_micro_batch(self, is_last: bool) -> None:
+        """As `begin_micro_batch`, for trainers that only know whether the optimizer steps after it."""
         match self.decisions.runtime.gradient_sync:
             case GradientSync.LAST_MICRO_BATCH:
                 self._root.set_requires_gradient_sync(is_last)
@@ -74,6 +79,43 @@ class AppliedPlan:
             if not unit.reshard_after_backward:
                 module = find_module(self.model, unit.modules[0], where="decisions.units")
                 cast(FSDPModule, module).set_reshard_after_backward(is_last, recurse=False)
+
+    def count_micro_batches(self) -> None:
+        """Call `begin_micro_batch` by itself, before each forward in training mode with gradients, in turn.
+
+        For trainers that have no hook before a micro-batch; every optimizer step must then have as many as planned.
+        """
+        numbers = itertools.cycle(range(self.decisions.num_micro_batches))
+
+        def begin(model: nn.Module, _: object) -> None:
+            if model.training and torch.is_grad_enabled():
+                self.begin_micro_batch(next(numbers))
+
+        self.model.register_forward_pre_hook(begin)
+
+    def check_batches(self, *, micro_batch: int, num_micro_batches: int) -> None:
+        """Refuse settings of a trainer that are not those of the plan; its predictions hold for its own alone.
+
+        Args:
+            micro_batch: Sequences of a forward on one rank.
+            num_micro_batches: Forwards and backwards before the optimizer steps.
+
+        Raises:
+            BatchDiffersFromPlan: one of them is another than planned.
+        """
+        found, planned = (
+            (micro_batch, num_micro_batches),
+            (
+                self.decisions.micro_batch,
+                self.decisions.num_micro_batches,
+            ),
+        )
+        if found != planned:
+            raise BatchDiffersFromPlan(
+                f"the trainer steps after {found[1]} micro-batches of {found[0]} sequences per rank, but the plan "
+                f"was made for {planned[1]} of {planned[0]}: set the trainer to these, or plan again with "
+                f"--micro-batch {found[0]} and the global batch that you train with"
+            )
 
     def after_optimizer_step(self) -> None:
         """Say that the optimizer has stepped; call it right after, before anything else is launched.
@@ -147,6 +189,17 @@ class AppliedPlan:
                     )
             if isinstance(optimizer, torch.optim.Adam):  # AdamW is one too
                 self._check_implementation(group, number)
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Check an optimizer, and call `after_optimizer_step` by itself after each of its steps.
+
+        For trainers that step on their own; call it once, right after the optimizer was built.
+
+        Raises:
+            OptimizerBuiltTooEarly, OptimizerDiffersFromPlan: as `check_optimizer`.
+        """
+        self.check_optimizer(optimizer)
+        optimizer.register_step_post_hook(lambda *_: self.after_optimizer_step())
 
     def _check_implementation(self, group: dict[str, Any], number: int) -> None:
         """`foreach` may be left to torch, which takes it on accelerators."""
