@@ -50,7 +50,7 @@ def test_forwards_in_training_are_counted_and_others_are_not(world: int) -> None
 def test_other_batches_are_refused(world: int) -> None:
     applied = applied_plan(micro_batch=2)
     applied.check_batches(micro_batch=2, num_micro_batches=3)
-    with pytest.raises(BatchDiffersFromPlan, match="after 4 micro-batches of 2 sequences per rank, .* for 3 of 2"):
+    with pytest.raises(BatchDiffersFromPlan, match=r"after 4 micro-batches of 2 sequences per rank, .* for 3 of 2"):
         applied.check_batches(micro_batch=2, num_micro_batches=4)
     with pytest.raises(BatchDiffersFromPlan, match="--micro-batch 1"):
         applied.check_batches(micro_batch=1, num_micro_batches=3)
