@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from planner.schema import StateTier
 from runtime_client.apply.applied import AppliedPlan
@@ -19,7 +20,8 @@ def materialise(applied: AppliedPlan, *, build: Build | None = None) -> None:
     """Allocate what is on the meta device: shards of offloaded units on the host, all else on the device.
 
     Parameters and persistent buffers then hold anything, until they are loaded or initialised. What is not on the
-    meta device stays as it is.
+    meta device stays as it is. Units that a forward left gathered are resharded, so that nothing is written into
+    gathered parameters, which are thrown away.
 
     Args:
         applied: A model that was built on the meta device and sharded by `apply_plan`.
@@ -31,6 +33,9 @@ def materialise(applied: AppliedPlan, *, build: Build | None = None) -> None:
     """
     lost = dict(_lost(applied.model))
     kept = _values(lost, build) if lost else {}
+    for module in applied.model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     on_host = _on_host(applied)
     device = torch.device(applied.mesh.device_type)
 

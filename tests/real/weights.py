@@ -1,8 +1,10 @@
 """One rank: load, initialise and save models of every kind of shard, and print what differs from the unsharded one.
 
-`weights.py FOLDER`: the folder has `files/` (safetensors of `build(tied)`, with an index) for both ways of tying.
+`weights.py FOLDER KIND ..`: the folder has safetensors of `build(tied)` with an index, `files/` and `tied/`, a model of
+transformers as it saves itself, `transformers/`, and `large/` for measuring memory.
 """
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -82,7 +84,8 @@ def different(found: AppliedPlan, expected: nn.Module) -> list[str]:
     mine, right = whole(found.model), whole(expected)
     assert mine.keys() == right.keys()
     tokens = torch.arange(8).view(2, 4)
-    found.model(tokens).float().sum().backward()
+    output = found.model(tokens)
+    getattr(output, "logits", output).float().sum().backward()
     return [
         name
         for name, value in right.items()
@@ -142,10 +145,85 @@ def saved(folder: Path, kind: str) -> dict[str, object]:
     return {"different": different(second, right)}
 
 
+def of_transformers(folder: Path) -> dict[str, object]:
+    """Equal logits, with frequencies of rotary embeddings that are in no file."""
+    right = tied_transformer()
+    tokens = torch.arange(12).view(2, 6)
+    expected = right(tokens).logits
+    units = (unit("model.layers.0"), unit("model.layers.1"), unit(""))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    found: dict[str, object] = {}
+    for context in (on_meta(), torch.device("meta")):
+        with context:
+            model = tied_transformer()
+        planned = apply_decisions(model, decisions(units, shard=dist.get_world_size()), mesh)
+        load_safetensors(planned, folder / "transformers", build=tied_transformer)
+        found[type(context).__name__] = torch.equal(model(tokens).logits, expected)
+    initialise(planned, seed=5, init=model._init_weights)
+    torch.manual_seed(5)
+    right.apply(right._init_weights)
+    found["scratch"] = different(planned, right)
+    return found
+
+
+def tied_transformer() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 51, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True, use_cache=False))
+
+
+def large() -> nn.Module:
+    """Half a GiB would be better to see, an eighth is enough."""
+    return nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8)))
+
+
+def memory(folder: Path) -> dict[str, object]:
+    """Growth of the largest resident set while loading, as a part of the whole model."""
+
+    def shards() -> AppliedPlan:
+        with on_meta():
+            model = large()
+        units = (*(unit(str(index)) for index in range(8)), unit(""))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+        return apply_decisions(model, decisions(units, shard=dist.get_world_size()), mesh)
+
+    def from_rank_0() -> None:
+        load_from_rank_0(shards(), large().state_dict() if dist.get_rank() == 0 else None)
+
+    ways = {
+        "slices": lambda: load_safetensors(shards(), folder / "large"),
+        "rank 0": from_rank_0,
+        "every rank": large,
+    }
+    return {name: growth(way) / (8 * 2048 * 2048 * 4) for name, way in ways.items()}
+
+
+def growth(load: Callable[[], object]) -> int:
+    """Bytes by which the resident set grows at its largest, file pages that are mapped included."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident_bytes("VmRSS")
+    kept = load()
+    grown = resident_bytes("VmHWM") - before
+    del kept
+    dist.barrier()
+    return grown
+
+
+def resident_bytes(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo")
-    for kind in kinds(dist.get_world_size()):
+    first = {"transformers": of_transformers(folder), "memory": memory(folder)}
+    print(json.dumps(first), flush=True)
+    for kind in sys.argv[2:]:
         found = {
             "load": loading(folder, kind, tied=False),
             "tied": loading(folder, kind, tied=True),
