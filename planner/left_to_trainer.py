@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from planner.program.inputs import partition_of
-from planner.schema import Decisions, MemoryCategory, NodeGroup, PlanRequest, Predictions
+from planner.schema import Decisions, NodeGroup, PlanRequest, Predictions
+from planner.weights import model_bytes, resident_bytes
 
 _GIB = 2**30
 _NUM_NAMED = 3
-_RESIDENT = (MemoryCategory.PARAMETERS, MemoryCategory.OPTIMIZER, MemoryCategory.BUFFERS)
 
 
 def trainer_notes(request: PlanRequest, decisions: Decisions, predictions: Predictions) -> Iterator[str]:
@@ -17,19 +17,13 @@ def trainer_notes(request: PlanRequest, decisions: Decisions, predictions: Predi
     yield from _unused(request, decisions)
 
 
-def _model_bytes(request: PlanRequest) -> int:
-    """The whole model as it is stored: every parameter in its own element type, tied ones once, and buffers."""
-    parameters = (parameter for _, parameter in request.model.iter_parameters() if parameter.tied_to is None)
-    return sum(parameter.size_bytes for parameter in parameters) + request.model.buffers_bytes
-
-
 def _loading(request: PlanRequest) -> Iterator[str]:
     """Whether each rank of a node can build the whole model in host memory before it is sharded.
 
     A checkpoint that every rank loads is there once for each device of a node; on the meta device all ranks but one
     hold nothing.
     """
-    one = _model_bytes(request)
+    one = model_bytes(request)
     for group in request.cluster.node_groups:
         if group.host_memory_bytes and one * group.devices_per_node > group.host_memory_bytes:
             yield _loading_note(one, group)
@@ -53,9 +47,8 @@ def _saving(request: PlanRequest, predictions: Predictions) -> Iterator[str]:
     It is gathered parameter by parameter in the storage types (torch 2.13,
     `torch/distributed/checkpoint/state_dict.py`, `full_state_dict` without `cpu_offload`).
     """
-    categories = predictions.peak.by_category_bytes
-    resident = sum(categories.get(category, 0) for category in _RESIDENT)
-    needed = resident + _model_bytes(request)
+    resident = resident_bytes(predictions)
+    needed = resident + model_bytes(request)
     if request.cluster.num_devices > 1 and needed > predictions.budget.budget_bytes:
         yield (
             f"a full state dict on one device takes {_gib(needed)} with the {_gib(resident)} that lie there, of "

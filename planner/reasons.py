@@ -13,6 +13,7 @@ from planner.older_torch import older_torch_notes
 from planner.prices import shadow_values, why_not
 from planner.program.inputs import local_shards, meshes_of, partition_of
 from planner.schema import Alternative, Decisions, PlanRequest, Predictions, Reasons
+from planner.weights import weights_ways
 
 MAX_ALTERNATIVES = 6
 _NEARLY_FULL = 0.97
@@ -37,6 +38,7 @@ def reasons_of(request: PlanRequest, found: Found, decisions: Decisions, predict
         alternatives=tuple(_alternatives(found)),
         why_not=why_not(found, gap=gap),
         shadow=shadow_values(found.best, found.assignment, gap=gap),
+        weights=weights_ways(request, decisions, predictions),
     )
 
 

@@ -67,6 +67,7 @@ from planner.schema.plan import (
     SourcedNumber,
     StepBreakdown,
     Timings,
+    WeightsWay,
 )
 from planner.schema.polynomial import Polynomial
 from planner.schema.profile import (
@@ -188,6 +189,7 @@ __all__ = [
     "UnitPlan",
     "UnknownName",
     "UnsupportedField",
+    "WeightsWay",
     "WholeAtom",
     "Work",
     "Workload",

@@ -167,6 +167,28 @@ class ShadowValue(Part):
     """No plan has more than so much less."""
 
 
+class WeightsWay(Part):
+    """A way to load or to save the weights of the whole model, and the memory that it takes at its peak.
+
+    Loading: `every_rank` has the whole model before it is sharded; `rank_0` has it alone, the others build on the
+    meta device and receive one tensor after another; with `shards` every rank builds on the meta device and reads
+    what it holds. Saving: gathered `on_device`, gathered by `rank_0` into host memory, or every rank its `shards`.
+    """
+
+    task: Literal["load", "save"]
+    way: Literal["every_rank", "rank_0", "shards", "on_device"]
+    memory: Literal["host", "device"]
+    """Host memory is that of a node."""
+    needed_bytes: Bytes
+    limit_bytes: Bytes = 0
+    """What there is; 0 where the cluster does not say."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is enough, as far as that is known."""
+        return not self.limit_bytes or self.needed_bytes <= self.limit_bytes
+
+
 class Reasons(Part):
     """Why the plan is what it is, for people."""
 
@@ -178,6 +200,8 @@ class Reasons(Part):
     why_not: tuple[Alternative, ...] = ()
     """The best plans found under the same global choice with one kind of decision or one setting changed."""
     shadow: tuple[ShadowValue, ...] = ()
+    weights: tuple[WeightsWay, ...] = ()
+    """What the trainer does before and after training: how the weights can be loaded and saved."""
 
 
 class Infeasibility(Part):

@@ -21,6 +21,12 @@ class CheckpointUnreadable(ShardwrightError):
     code = "checkpoint_unreadable"
 
 
+class HostMemoryTooSmall(ShardwrightError):
+    """A way of loading takes more host memory than there is."""
+
+    code = "host_memory_too_small"
+
+
 class NoInitialiser(ShardwrightError):
     """A module with parameters does not say how they are initialised."""
 

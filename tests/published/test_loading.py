@@ -3,7 +3,7 @@
 import pytest
 
 from planner.plan import make_plan
-from planner.schema import DType, PlanRequest
+from planner.schema import DType, FixedChoice, PlanRequest, WeightsWay
 from tests.planner.factories import CallSpec, ClusterSpec, tiny_cluster, tiny_model, tiny_request
 from tests.published.steps import GIB
 
@@ -46,6 +46,27 @@ def test_loading_in_every_rank(host_gib: int, expected: str | None) -> None:
     assert expected is None or expected in found[0]
 
 
+def ways_of(request: PlanRequest) -> dict[tuple[str, str], WeightsWay]:
+    return {(way.task, way.way): way for way in make_plan(request).body.reasons.weights}
+
+
+def test_what_each_way_of_loading_takes() -> None:
+    """The same 32e9 parameters in one host: whole everywhere, whole once, or the shards of one block at a time."""
+    cluster = tiny_cluster(8, spec=ClusterSpec(memory_bytes=2**40))
+    (group,) = cluster.node_groups
+    group = group.model_copy(update={"host_memory_bytes": 256 * GIB})
+    request = tiny_request(
+        model_of(32 * 10**9, DType.BFLOAT16), cluster.model_copy(update={"node_groups": (group,)})
+    )
+    found = ways_of(request.model_copy(update={"fixed": (FixedChoice(knob="mesh.shard", value=8),)}))
+    every, one, shards = (found["load", way] for way in ("every_rank", "rank_0", "shards"))
+    assert [round(way.needed_bytes / GIB, 1) for way in (every, one)] == [476.8, 59.6]
+    assert [way.fits for way in (every, one, shards)] == [False, True, True]
+    assert shards.needed_bytes == 2 * 32 * 10**9 // 100
+    assert found["save", "shards"].needed_bytes == shards.needed_bytes
+    assert round(found["save", "rank_0"].needed_bytes / GIB, 1) == 59.6
+
+
 @pytest.mark.parametrize(("device_gib", "fits"), [(40, False), (45, True)])
 def test_saving_as_one_state_dict(device_gib: int, fits: bool) -> None:
     """8e9 parameters in float32 beside 14.901 GiB of shards and state take 44.7 GiB (reported case 17)."""
@@ -53,4 +74,6 @@ def test_saving_as_one_state_dict(device_gib: int, fits: bool) -> None:
     request = tiny_request(model_of(8 * 10**9), cluster)
     found = [note for note in notes(request) if "state dict" in note]
     assert len(found) == (not fits)
+    whole = ways_of(request)["save", "on_device"]
+    assert (round(whole.needed_bytes / GIB, 1), whole.memory, whole.fits) == (44.7, "device", fits)
     assert fits or "takes 44.7 GiB with the 14.9 GiB that lie there, of 40.0 GiB; save shards" in found[0]

@@ -1,7 +1,7 @@
 """One rank: load, initialise and save models of every kind of shard, and print what differs from the unsharded one.
 
-`weights.py FOLDER KIND ..`: the folder has safetensors of `build(tied)` with an index, `files/` and `tied/`, a model of
-transformers as it saves itself, `transformers/`, and `large/` for measuring memory.
+`weights.py FOLDER KIND ..`: the folder has safetensors of `build(tied)` with an index, `files/` and `tied/`, a
+model of transformers as it saves itself, `transformers/`, and `large/` for measuring memory.
 """
 
 import gc

@@ -11,6 +11,7 @@ from api.cli.render.arrange import indented, spaced
 from api.cli.render.decisions_part import decisions_part
 from api.cli.render.infeasible_part import NOT_MEMORY, infeasible_part
 from api.cli.render.predictions_part import memory_part, sources_part, step_part
+from api.cli.render.weights_part import weights_part
 from api.plan_words import shadow_words
 from api.quantities import count, duration, gib, percent, quantity, size
 from planner.schema import (
@@ -66,6 +67,7 @@ def plan_page(
         memory_part(body.predictions),
         step_part(body.predictions),
         _reasons_part(body),
+        weights_part(body.reasons.weights),
         alternatives_part(body),
         why_not_part(body),
         sources_part(body.predictions),
