@@ -2,9 +2,9 @@
 
     python -m benchmarks.client_overhead [--blocks 32] [--rounds 7]
 
-The program that FSDP2 runs is recorded both ways (64 ranks, fake tensors) and must be the same. Set-up and the calls of
-a step are timed in turns in one process, over a process group that moves nothing; the import of the client is timed in
-processes of their own, which have torch installed and must not load it.
+The program that FSDP2 runs is recorded both ways (64 ranks, fake tensors) and must be the same. Set-up and the calls
+of a step are timed in turns in one process, over a process group that moves nothing; the import of the client is
+timed in processes of their own, which have torch installed and must not load it.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -76,7 +77,7 @@ def by_hand(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    for layer, following in zip(layers, layers[1:], strict=False):
+    for layer, following in pairwise(layers):
         layer.set_modules_to_forward_prefetch([following])
     return model
 
@@ -87,10 +88,11 @@ class ByHand(AppliedPlan):
     __slots__ = ()
 
     def begin_micro_batch(self, index: int) -> None:
+        """Reduce on the last one."""
         self.model.set_requires_gradient_sync(index == NUM_MICRO_BATCHES - 1)  # type: ignore[operator]
 
     def after_optimizer_step(self) -> None:
-        pass
+        """Nothing to do."""
 
 
 def same_program(num_blocks: int) -> int:
