@@ -2,8 +2,8 @@
 
     python -m benchmarks.client_overhead [--blocks 32] [--rounds 7]
 
-The program that FSDP2 runs is recorded both ways (64 ranks, fake tensors) and must be the same. Set-up and the calls
-of a step are timed in turns in one process, over a process group that moves nothing; the import of the client is
+The program that FSDP2 runs is recorded both ways (64 ranks, fake tensors) and must be the same. Set-up and the
+calls of a step are timed in turns in one process, over a group that moves nothing. The import of the client is
 timed in processes of their own, which have torch installed and must not load it.
 """
 

@@ -237,6 +237,12 @@ class ConflictingCheckpointing(ApplyError):
     code = "conflicting_checkpointing"
 
 
+class UnknownForwardMethod(ApplyError):
+    """A method that should gather as forward does is not one of its module."""
+
+    code = "unknown_forward_method"
+
+
 class OptimizerBuiltTooEarly(ShardwrightError):
     """An optimizer holds parameters that are not those of the sharded model: it would train nothing."""
 

@@ -68,6 +68,7 @@ class ByHand:
             reduce_dtype=workload.precision.reduce_dtype,
             output_dtype=workload.precision.output_dtype,
             cast_forward_inputs=workload.precision.cast_forward_inputs,
+            forward_methods=workload.forward_methods,
             micro_batch=workload.micro_batch,
             num_micro_batches=workload.global_batch // sequences,
             runtime=RuntimeKnobs(reduce_scatter_max_input_buffers=self.reduce_buffers),

@@ -107,6 +107,14 @@ class RequestOptions:
             rich_help_panel=_HOW,
         ),
     ] = None
+    forward_method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Method that enters the model beside forward, as generate or encoder.encode. Repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
     torch_version: Annotated[
         str,
         typer.Option(metavar="X.Y", help="Torch of the trainer: limits the knobs.", rich_help_panel=_HOW),

@@ -201,6 +201,7 @@ def _workload(options: "RequestOptions", model: ModelDescription) -> Workload:
             "atoms": _atoms(options.atom or ()),
             "quantizer_groups": [parse_quantizer(text).model_dump(mode="json") for text in options.quantizer or ()],
             "conditional": options.conditional or (),
+            "forward_methods": options.forward_method or (),
         },
         source="the command line",
     )

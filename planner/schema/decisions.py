@@ -140,6 +140,9 @@ class Decisions(Part):
     layouts: tuple[Layout, ...] = ()
     shard_dims: tuple[ShardDim, ...] = ()
     """Parameters not listed are sharded on dimension 0."""
+    forward_methods: tuple[Name, ...] = ()
+    """Methods that gather as forward does (`register_fsdp_forward_method`), each after the path of its module:
+    `generate` of the root, `encoder.encode`."""
     owners: tuple[MatrixOwner, ...] = ()
     """Of all of Muon's matrices, in the order in which each rank updates its own; none where torch's Muon does."""
 

@@ -124,6 +124,9 @@ class Workload(Document):
     conditional: Annotated[tuple[Name, ...], Field(max_length=1000)] = ()
     """Globs over paths of modules that some rank skips in some micro-batch: towers of a modality, experts that are
     called one by one. A module that every rank runs, on a dummy input where there is none, is not conditional."""
+    forward_methods: Annotated[tuple[Name, ...], Field(max_length=1000)] = ()
+    """Methods by which the trainer enters the model beside forward, each after the path of its module: `generate`,
+    `encoder.encode`. They are no part of the step."""
     parallelism: Parallelism = Parallelism()
     compile: bool = False
     torch_version: Name = "2.13"

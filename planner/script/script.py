@@ -1,5 +1,6 @@
 """`script`: a plan as the source of a Python module that needs torch alone."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -59,6 +60,7 @@ def _refuse_what_torch_lacks(decisions: Decisions) -> None:
             ("offloaded activations", offloads),
             ("shards on other dimensions", decisions.shard_dims),
             ("owners of Muon's matrices", decisions.owners),
+            ("methods of modules that are no units", list(_methods_of_no_unit(decisions))),
         )
         if used
     ]
@@ -67,6 +69,11 @@ def _refuse_what_torch_lacks(decisions: Decisions) -> None:
             f"torch alone does not carry out {', '.join(lacking)}; apply the plan with "
             "runtime_client.apply.apply_plan, or plan without these client_features"
         )
+
+
+def _methods_of_no_unit(decisions: Decisions) -> Iterator[str]:
+    units = {path for unit in decisions.units for path in unit.modules}
+    yield from (name for name in decisions.forward_methods if name.rpartition(".")[0] not in units)
 
 
 def _head(body: PlanBody, decisions: Decisions) -> Iterator[str]:
@@ -94,6 +101,8 @@ def _imports(decisions: Decisions) -> Iterator[str]:
     yield "from torch.distributed.device_mesh import init_device_mesh"
     offloads = any(unit.parameter_tier is StateTier.HOST for unit in decisions.units)
     names = [*(["CPUOffloadPolicy"] if offloads else []), "MixedPrecisionPolicy", "fully_shard"]
+    if decisions.forward_methods:
+        names.append("register_fsdp_forward_method")
     yield f"from torch.distributed.fsdp import {', '.join(names)}"
     if ActivationPolicy.SELECTIVE in policies:
         yield "from torch.utils.checkpoint import create_selective_checkpoint_contexts"
@@ -121,6 +130,10 @@ def _shard(decisions: Decisions) -> Iterator[str]:
     yield from in_loops([_unit(unit, decisions) for unit in decisions.units])
     yield from in_loops(list(_prefetch(decisions)))
     yield from _knobs(decisions)
+    for name in decisions.forward_methods:
+        path, _, method = name.rpartition(".")
+        module = f"at({json.dumps(path)})" if path else "model"
+        yield f"register_fsdp_forward_method({module}, {json.dumps(method)})"
     yield "return model"
 
 

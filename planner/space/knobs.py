@@ -225,6 +225,7 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
             reduce_scatter_unused_params=bool(request.workload.conditional),
             gradient_sync=knobs.gradient_sync,
         ),
+        forward_methods=request.workload.forward_methods,
         owners=candidate.owners,
         layouts=tuple(layout for number in order for layout in parts.layouts.get(number, ())),
     )

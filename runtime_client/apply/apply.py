@@ -1,5 +1,6 @@
 """`apply_plan`: every check first, then the calls of the plan."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -10,6 +11,7 @@ from planner.schema import Plan, PlanBody
 from runtime_client.agreement import AGREEMENT_DEADLINE_S, check_same_plan, has_process_group
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.decisions import check_units, shard
+from runtime_client.apply.forward_methods import with_forward_methods
 from runtime_client.apply.knob_checks import check_supported
 from runtime_client.apply.meshes import build_mesh
 from runtime_client.apply.model_checks import check_fingerprint, check_not_sharded
@@ -32,6 +34,7 @@ def apply_plan(
     mesh: DeviceMesh | None = None,
     require_fingerprint: bool = True,
     deadline_s: float = AGREEMENT_DEADLINE_S,
+    forward_methods: Iterable[str] = (),
 ) -> AppliedPlan:
     """Shard `model` in place as the plan says. Call it on every rank, before building the optimizer.
 
@@ -51,6 +54,8 @@ def apply_plan(
         require_fingerprint: Refuse a model whose fingerprint is not the planned one. Switch it off only to try a
             plan on a model that differs in ways you know.
         deadline_s: Seconds that ranks wait for each other here, before anything is sharded.
+        forward_methods: Methods that gather as forward does, beside those of the plan: `generate` of the root,
+            `encoder.encode`.
 
     Raises:
         ApplyError: one subclass for each reason to refuse (`runtime_client.errors`); the model is then untouched.
@@ -58,25 +63,32 @@ def apply_plan(
     """
     body = plan if isinstance(plan, PlanBody) else plan.body
     device_type = mesh.device_type if mesh else device_type or _accelerator()
+    forward_methods = tuple(forward_methods)
     refusal: Exception | None = None
     try:
-        _check(model, plan, device_type, mesh, require_fingerprint=require_fingerprint)
+        _check(model, plan, device_type, mesh, forward_methods, require_fingerprint=require_fingerprint)
     except Exception as error:
         refusal = error
         if not has_process_group():
             raise
     check_same_plan(body, refusal, deadline_s=deadline_s)
-    decisions = feasible_decisions(body)
+    decisions = with_forward_methods(feasible_decisions(body), forward_methods)
     mesh = mesh or build_mesh(decisions.mesh, device_type)
     return replace(shard(model, decisions, mesh), predictions=body.predictions)
 
 
 def _check(
-    model: nn.Module, plan: Plan | PlanBody, device_type: str, mesh: DeviceMesh | None, *, require_fingerprint: bool
+    model: nn.Module,
+    plan: Plan | PlanBody,
+    device_type: str,
+    mesh: DeviceMesh | None,
+    forward_methods: Iterable[str],
+    *,
+    require_fingerprint: bool,
 ) -> None:
     """All that one rank can find out alone."""
     body = verified_body(plan)
-    decisions = feasible_decisions(body)
+    decisions = with_forward_methods(feasible_decisions(body), forward_methods)
     check_torch_version(body)
     check_client_features(body)
     check_supported(decisions)

@@ -12,6 +12,7 @@ from runtime_client.apply.activation_offload import check_offloading, offload_ac
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.apply.checkpointing import check_checkpointing, checkpoint
 from runtime_client.apply.early_optimizers import parameters_of, refuse_optimizers_of
+from runtime_client.apply.forward_methods import check_forward_methods, register_forward_methods
 from runtime_client.apply.knob_checks import check_supported
 from runtime_client.apply.meshes import build_meshes
 from runtime_client.apply.model_checks import check_not_sharded, check_parameters
@@ -58,6 +59,7 @@ def check_units(model: nn.Module, decisions: Decisions) -> None:
     check_checkpointing(model, decisions)
     check_offloading(decisions)
     check_prefetch(decisions)
+    check_forward_methods(model, decisions)
 
 
 def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPlan:
@@ -84,6 +86,7 @@ def shard(model: nn.Module, decisions: Decisions, mesh: DeviceMesh) -> AppliedPl
     set_prefetch(model, decisions)
     _set_knobs(model, decisions)
     alias_gathers(model, aliased)
+    register_forward_methods(model, decisions)
     refuse_optimizers_of(before, model)
     return AppliedPlan(model=model, mesh=mesh, decisions=decisions, activation_offload=offload)
 
