@@ -16,6 +16,7 @@ from api.cli.keys import keys
 from api.cli.layout import layout
 from api.cli.lineages import lineages
 from api.cli.plan import plan
+from api.cli.profile import profile
 from api.cli.regenerations import clusters, regenerations
 from api.cli.report import report
 from api.cli.schema import schema
@@ -49,6 +50,7 @@ app.command(rich_help_panel=_PLANNING)(timeline)
 app.command(rich_help_panel=_PLANNING)(apply)
 app.command(rich_help_panel=_PLANNING)(dryrun)
 app.command(rich_help_panel=_DESCRIBING)(describe)
+app.add_typer(profile, name="profile", rich_help_panel=_DESCRIBING)
 app.command(rich_help_panel=_DESCRIBING)(catalog)
 app.command(rich_help_panel=_DESCRIBING)(schema)
 app.command(rich_help_panel=_AROUND)(report)

@@ -2,9 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime_client.describe import TrainingExample
 
 
 def describe(
@@ -37,26 +42,20 @@ def describe(
     shardwright describe --hf config.json --seq 8192 -o model.json
     """
     from api.cli.requests import parse_dtype
-    from planner.schema import InconsistentRequest
 
     dtype = parse_dtype(param_dtype, option="--param-dtype")
-    if target is not None and hf is None:
-        # Last on the path: a folder called `api` in the working directory must not shadow ours.
-        sys.path.append(str(Path.cwd()))
-    elif target is not None or hf is None:
-        raise InconsistentRequest("give either TARGET (pkg.module:build) or --hf config.json")
+    require_either(target, hf)
 
     from api.cli.documents import write_document
     from api.cli.render.console import stderr
     from runtime_client.describe import describe as trace
-    from runtime_client.describe import from_hf_config, load_target
 
     console = stderr()
     with console.status("tracing the model"):
-        build = from_hf_config(hf) if hf is not None else load_target(target or "")
+        build = found_builder(target, hf)
         description = trace(
             build,
-            name=name or _default_name(target, hf),
+            name=name or default_name(target, hf),
             micro_batch=micro_batch,
             sequence=sequence,
             param_dtype=dtype,
@@ -68,7 +67,36 @@ def describe(
     console.print(f"{description.name}: {description.num_parameters:,} parameters, {len(description.calls)} calls")
 
 
-def _default_name(target: str | None, hf: Path | None) -> str:
+def require_either(target: str | None, hf: Path | None) -> None:
+    """Refuse both ways to name a model, or neither.
+
+    Raises:
+        InconsistentRequest: as said.
+    """
+    from planner.schema import InconsistentRequest
+
+    if (target is None) == (hf is None):
+        raise InconsistentRequest("give either TARGET (pkg.module:build) or --hf config.json")
+
+
+def found_builder(target: str | None, hf: Path | None) -> "Callable[[], TrainingExample]":
+    """The builder of a target, looked up from the working directory too, or of a configuration.
+
+    Raises:
+        InconsistentRequest: as `require_either`.
+        NoTarget: there is none.
+    """
+    require_either(target, hf)
+    # Last on the path: a folder called `api` in the working directory must not shadow ours.
+    sys.path.append(str(Path.cwd()))
+
+    from runtime_client.describe import from_hf_config, load_target
+
+    return from_hf_config(hf) if hf is not None else load_target(target or "")
+
+
+def default_name(target: str | None, hf: Path | None) -> str:
+    """Name of a model that was given none."""
     if hf is None:
         return target or "model"
     path = hf.resolve()

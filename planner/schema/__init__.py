@@ -2,6 +2,7 @@
 
 from planner.schema.atom import Atom, ElementAtom, FlatAtom, RowsAtom, TileAtom, WholeAtom
 from planner.schema.base import Document, DType
+from planner.schema.block import block_hash
 from planner.schema.cluster import ClusterDescription, DeviceSheet, LinkSheet, NodeGroup, Reserve, Tenancy
 from planner.schema.decisions import (
     ActivationPlan,
@@ -77,6 +78,7 @@ from planner.schema.profile import (
     CurvePoint,
     Profile,
     Provenance,
+    Quantiles,
 )
 from planner.schema.request import (
     ClientFeature,
@@ -161,6 +163,7 @@ __all__ = [
     "Predictions",
     "Profile",
     "Provenance",
+    "Quantiles",
     "Quantizer",
     "QuantizerGroup",
     "Reasons",
@@ -193,4 +196,5 @@ __all__ = [
     "WholeAtom",
     "Work",
     "Workload",
+    "block_hash",
 ]

@@ -18,6 +18,7 @@ COMMANDS = (
     "timeline",
     "dryrun",
     "describe",
+    "profile",
     "catalog",
     "schema",
     "serve",
