@@ -1,4 +1,4 @@
-"""Time of the compute regions of a call: measured at this very point, or a roofline.
+"""Time of the compute regions of a call: measured (`planner.costs.durations`), or a roofline.
 
 Roofline (Williams, Waterman and Patterson, https://doi.org/10.1145/1498765.1498785), for each region: the longer of
 `flops / (peak * efficiency)` and `moved_bytes / (memory bandwidth * efficiency)`; regions run one after the other.
@@ -7,6 +7,7 @@ Roofline (Williams, Waterman and Patterson, https://doi.org/10.1145/1498765.1498
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from planner.costs.durations import Durations, Size
 from planner.costs.efficiency import COMPUTE_PERCENT, MEMORY_PERCENT, VECTOR_KINDS
 from planner.costs.rates import time_ns
 from planner.costs.slowdown import NO_SLOWDOWN, compute_slowdown
@@ -17,7 +18,6 @@ from planner.schema import (
     InconsistentRequest,
     NumberSource,
     PlanRequest,
-    Profile,
     Region,
     RegionKind,
     SourcedNumber,
@@ -44,6 +44,8 @@ class PassCost:
     duration_ns: int
     num_kernels: int
     source: NumberSource
+    basis: str = ""
+    """By which rule, where it is neither measured as it stands nor a plain roofline."""
 
 
 def pass_costs(request: PlanRequest, device: DeviceSheet, *, overlapped: bool) -> dict[tuple[str, str], PassCost]:
@@ -57,16 +59,23 @@ def pass_costs(request: PlanRequest, device: DeviceSheet, *, overlapped: bool) -
             leaves no speed.
     """
     slowdown = compute_slowdown(request.profile) if overlapped else NO_SLOWDOWN
+    works = {
+        (name, which): found for name, kind in request.model.kinds.items() for which, found in _works(kind).items()
+    }
+
+    def roofline(kind: str, which: str, size: Size) -> int:
+        return _roofline_ns(kind, request.model.kinds[kind], works[kind, which], size, device)
+
+    durations = Durations(request=request, works=works, roofline=roofline)
     costs = {}
-    for name, kind in request.model.kinds.items():
-        for which, works in _works(kind).items():
-            measured = _measured_ns(request.profile, request.workload, name, which)
-            alone_ns = _roofline_ns(name, kind, works, request.workload, device) if measured is None else measured
-            costs[name, which] = PassCost(
-                duration_ns=slowdown.stretched_ns(alone_ns),
-                num_kernels=sum(work.num_kernels for work in works),
-                source=NumberSource.ASSUMED if measured is None else NumberSource.MEASURED,
-            )
+    for (name, which), of_regions in works.items():
+        alone = durations.of(name, which)
+        costs[name, which] = PassCost(
+            duration_ns=slowdown.stretched_ns(alone.ns),
+            num_kernels=sum(work.num_kernels for work in of_regions),
+            source=alone.source,
+            basis=alone.basis,
+        )
     return costs
 
 
@@ -82,7 +91,9 @@ def pass_sources(
     """Every duration that is not zero, of the kinds that are called and the ways to recompute that are used."""
     used = {*PASSES, *map(recompute_pass, saved_ops)}
     return tuple(
-        SourcedNumber(name=f"{which} of {kind}", value=cost.duration_ns, unit="ns", source=cost.source)
+        SourcedNumber(
+            name=f"{which} of {kind}", value=cost.duration_ns, unit="ns", source=cost.source, basis=cost.basis
+        )
         for (kind, which), cost in costs.items()
         if cost.duration_ns and kind in kinds and which in used
     )
@@ -111,14 +122,14 @@ def param_dtype_peak(request: PlanRequest, device: DeviceSheet) -> int:
     return _matrix_peak(device, dtype, path="workload.precision.param_dtype")
 
 
-def region_ns(region: Region, work: Work, workload: Workload, device: DeviceSheet, *, path: str) -> int:
-    """Roofline time of one pass over one region; `path` names the region in errors.
+def region_ns(region: Region, work: Work, size: Size | Workload, device: DeviceSheet, *, path: str) -> int:
+    """Roofline time of one pass over one region at a size; `path` names the region in errors.
 
     Raises:
         InconsistentRequest: the device has no rate for the element type of a matrix region.
     """
-    flops = work.flops.at(workload.micro_batch, workload.sequence)
-    moved_bytes = work.moved_bytes.at(workload.micro_batch, workload.sequence)
+    flops = work.flops.at(size.micro_batch, size.sequence)
+    moved_bytes = work.moved_bytes.at(size.micro_batch, size.sequence)
     memory_ns = time_ns(moved_bytes, device.memory_bytes_per_s, percent=MEMORY_PERCENT)
     if flops == 0:
         return memory_ns
@@ -126,23 +137,11 @@ def region_ns(region: Region, work: Work, workload: Workload, device: DeviceShee
     return max(time_ns(flops, peak, percent=COMPUTE_PERCENT[region.kind]), memory_ns)
 
 
-def _roofline_ns(
-    name: str, kind: CallKind, works: tuple[Work, ...], workload: Workload, device: DeviceSheet
-) -> int:
+def _roofline_ns(name: str, kind: CallKind, works: tuple[Work, ...], size: Size, device: DeviceSheet) -> int:
     return sum(
-        region_ns(region, work, workload, device, path=f"model.kinds.{name}.regions[{index}].dtype")
+        region_ns(region, work, size, device, path=f"model.kinds.{name}.regions[{index}].dtype")
         for index, (region, work) in enumerate(zip(kind.regions, works, strict=True))
     )
-
-
-def _measured_ns(profile: Profile | None, workload: Workload, kind: str, which: str) -> int | None:
-    """The last measurement at exactly this micro-batch and sequence."""
-    found = None
-    for call in profile.calls if profile else ():
-        if (call.kind, call.micro_batch, call.sequence) == (kind, workload.micro_batch, workload.sequence):
-            value: int | None = getattr(call, f"{which}_ns", None)
-            found = found if value is None else value
-    return found
 
 
 def _peak(device: DeviceSheet, kind: RegionKind, dtype: DType, *, path: str) -> int:

@@ -99,6 +99,8 @@ class SourcedNumber(Part):
     value: Annotated[int, Field(ge=0)]
     unit: Literal["ns", "bytes", "bytes_per_s", "per_s"]
     source: NumberSource
+    basis: str = ""
+    """By which rule, where source alone does not say it: which sizes were fitted, that it is a 99th percentile."""
 
 
 class Predictions(Part):

