@@ -1,0 +1,203 @@
+"""How far two profiles of one model differ, and interpolated durations from a later measurement, on this CPU.
+
+    python -m benchmarks.profile_accuracy                    # about four minutes; run it on a quiet machine
+    python -m benchmarks.profile_accuracy --seconds 20 --output docs/measurements/profile_accuracy.json
+
+Blocks of three models, one thread, in CPU time of that thread (what other processes take does not count). The sizes
+that a profile fits to, the sizes that it never saw, and the second profile alternate within one run, sample by
+sample, so that what changes on the machine meanwhile changes all of them alike; medians are compared.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+
+from benchmarks.record import provenance
+from planner.catalog import device
+from planner.costs.compute import pass_costs
+from planner.schema import (
+    CallMeasurement,
+    CallRole,
+    ClusterDescription,
+    DType,
+    ModelDescription,
+    NumberSource,
+    PlanRequest,
+    Profile,
+    TracePoint,
+    Workload,
+)
+from runtime_client.describe import TrainingExample, describe, from_hf_config
+from runtime_client.profile.calls import CallSamples, measure_subject, subjects
+from runtime_client.profile.fake_run import FakeModel
+from runtime_client.profile.options import default_points
+
+MICRO_BATCH = 2
+SEQUENCE = 256
+UNSEEN = ((2, 192), (1, 256), (4, 64), (3, 128), (4, 192), (2, 384))
+"""None is among `default_points(MICRO_BATCH, SEQUENCE)`; the last two are larger than all of them."""
+PASSES = ("forward", "backward", "recompute")
+
+_SIZES = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 2048}
+_GPT2 = {"n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 2048, "n_positions": 512}
+_MOE = {"moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 64}
+MODELS: dict[str, tuple[dict[str, object], DType]] = {
+    "llama": (
+        {"model_type": "llama", **_SIZES, "intermediate_size": 688, "num_key_value_heads": 2},
+        DType.FLOAT32,
+    ),
+    "gpt2": ({"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0, **_GPT2}, DType.FLOAT32),
+    "qwen3-moe": (
+        {"model_type": "qwen3_moe", **_SIZES, "intermediate_size": 512, "num_key_value_heads": 2, **_MOE},
+        DType.BFLOAT16,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One pass of one kind at one size, in microseconds."""
+
+    model: str
+    kind: str
+    role: str
+    which: str
+    micro_batch: int
+    sequence: int
+    first_us: float
+    second_us: float | None = None
+    """By the second profile, where both have the size."""
+    interpolated_us: float | None = None
+    """From the sizes of the first profile, where it does not have this one."""
+    spread: float = 0.0
+    """(p90 - p10) / median of the first profile's samples."""
+
+    @property
+    def repeated_off(self) -> float | None:
+        """Second profile against the first."""
+        return None if self.second_us is None else self.second_us / self.first_us - 1
+
+    @property
+    def interpolated_off(self) -> float | None:
+        """Interpolation against the measurement."""
+        return None if self.interpolated_us is None else self.interpolated_us / self.first_us - 1
+
+
+def rows_of(name: str, build: Callable[[], TrainingExample], dtype: DType, seconds: float) -> list[Row]:
+    """Every kind of a model that has parameters or is the loss, measured twice."""
+    model = describe(build, name=name, micro_batch=MICRO_BATCH, sequence=SEQUENCE, param_dtype=dtype)
+    fake, cpu = FakeModel(build, model), torch.device("cpu")
+    seen = list(default_points(MICRO_BATCH, SEQUENCE))
+    unseen = [TracePoint(micro_batch=batch, sequence=sequence) for batch, sequence in UNSEEN]
+    rows: list[Row] = []
+    for subject in subjects(model):
+        is_block = model.kinds[subject.kinds[0]].role is CallRole.BLOCK
+        share = seconds if is_block else seconds / 6
+        first, skipped = measure_subject(
+            fake, subject, seen + unseen, cpu, seconds=share, now_ns=time.thread_time_ns
+        )
+        second, _ = measure_subject(fake, subject, seen, cpu, seconds=share / 3, now_ns=time.thread_time_ns)
+        assert not skipped, skipped
+        kind = subject.kinds[0]
+        profile = Profile(calls=tuple(_call(kind, point, first[point]) for point in seen))
+        for point in seen + unseen:
+            rows += _rows(model, kind, point, first[point], second.get(point), profile)
+    return rows
+
+
+def _call(kind: str, point: TracePoint, samples: CallSamples) -> CallMeasurement:
+    times = {f"{which}_ns": round(median(getattr(samples, which))) for which in PASSES if getattr(samples, which)}
+    return CallMeasurement.model_validate({"kind": kind, **point.model_dump(), **times})
+
+
+def _rows(
+    model: ModelDescription,
+    kind: str,
+    point: TracePoint,
+    first: CallSamples,
+    second: CallSamples | None,
+    profile: Profile,
+) -> list[Row]:
+    found = []
+    for which in PASSES:
+        samples: list[int] = getattr(first, which)
+        if not samples:
+            continue
+        cuts = quantiles(samples, n=10)
+        found.append(
+            Row(
+                model=model.name,
+                kind=kind,
+                role=model.kinds[kind].role,
+                which=which,
+                micro_batch=point.micro_batch,
+                sequence=point.sequence,
+                first_us=median(samples) / 1e3,
+                second_us=median(getattr(second, which)) / 1e3 if second else None,
+                interpolated_us=None if second else interpolated_ns(model, kind, which, point, profile) / 1e3,
+                spread=(cuts[-1] - cuts[0]) / median(samples),
+            )
+        )
+    return found
+
+
+def interpolated_ns(model: ModelDescription, kind: str, which: str, point: TracePoint, profile: Profile) -> int:
+    """What a plan at this size takes for a pass."""
+    cluster = ClusterDescription.from_json((Path("examples/clusters") / "gloo-2.json").read_text())
+    workload = Workload(**point.model_dump(), global_batch=2 * point.micro_batch)
+    request = PlanRequest(model=model, cluster=cluster, workload=workload, profile=profile)
+    found = pass_costs(request, device("cpu"), overlapped=False)[kind, which]
+    assert found.source is NumberSource.INTERPOLATED, found
+    return found.duration_ns
+
+
+def summary(rows: Sequence[Row], off: str) -> str:
+    """Median and worst of the distances, of blocks and of the rest, as rows of a table."""
+    lines = []
+    for model in dict.fromkeys(row.model for row in rows):
+        for which in PASSES:
+            cells = []
+            for blocks in (True, False):
+                chosen = [r for r in rows if r.model == model and r.which == which]
+                distances = [
+                    abs(distance)
+                    for row in chosen
+                    if (row.role == "block") is blocks and (distance := getattr(row, off)) is not None
+                ]
+                cells += [f"{median(distances):.1%}", f"{max(distances):.1%}"] if distances else ["-", "-"]
+            lines.append(f"| {model} | {which} | {' | '.join(cells)} |")
+    head = "| model | pass | blocks: median | worst | other calls: median | worst |\n|---|---|---:|---:|---:|---:|"
+    return "\n".join([head, *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each block; other calls get a sixth")
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    rows: list[Row] = []
+    for name in given.models:
+        config, dtype = MODELS[name]
+        rows += rows_of(name, from_hf_config(config), dtype, given.seconds)
+        print(f"{name} done", flush=True)
+    print(f"\nThe second profile against the first (load {load:.1f}):\n\n{summary(rows, 'repeated_off')}")
+    print(f"\nInterpolated against measured, sizes never seen:\n\n{summary(rows, 'interpolated_off')}")
+    print(f"\nSpread of samples (p90 - p10) / median: {median(row.spread for row in rows):.1%} in the middle")
+    if given.output:
+        lines = [asdict(row) for row in rows]
+        found = {**provenance(), "load": [round(load, 1), round(os.getloadavg()[0], 1)], "rows": lines}
+        given.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
