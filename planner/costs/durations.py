@@ -114,7 +114,9 @@ class Durations:
         coefficients = nonnegative_fit(tuple(rows[size] for size in times), tuple(times.values()))
         if coefficients is None:
             return None
-        value = sum((c * f for c, f in zip(coefficients, rows[self.size], strict=True)), Fraction(0))
+        fitted = {size: _value(coefficients, row) for size, row in rows.items()}
+        misses = [(size.tokens, time / fitted[size]) for size, time in times.items() if fitted[size]]
+        value = fitted[self.size] * _between(misses, self.size.tokens)
         is_near = self.size.is_near(list(times))
         sizes = ", ".join(f"{size.micro_batch} x {size.sequence}" for size in times)
         return Duration(
@@ -127,17 +129,14 @@ class Durations:
         if num_points < 3:
             roofline = Fraction(self.roofline(kind, which, size))
             return (roofline,) if num_points == 1 else (Fraction(1), roofline)
-        has_tokens, has_attention = self._terms(kind, which)
-        features = [Fraction(1)]
-        if has_tokens:
-            features.append(Fraction(size.tokens))
-        if has_attention:
-            features.append(Fraction(size.tokens * size.sequence))
-        return tuple(features)
-
-    def _terms(self, kind: str, which: str) -> tuple[bool, bool]:
         polynomials = [p for work in self.works[kind, which] for p in (work.flops, work.moved_bytes)]
-        return any(p.b or p.s or p.bs for p in polynomials), any(p.ss or p.bss for p in polynomials)
+        terms = {name for p in polynomials for name in ("b", "s", "bs", "ss", "bss") if getattr(p, name)}
+        features = [1]
+        if terms & {"b", "bs", "s"}:
+            features.append(size.sequence if terms & {"b", "bs", "bss"} == set() else size.tokens)
+        if terms & {"ss", "bss"}:
+            features.append(size.sequence**2 if "bss" not in terms else size.tokens * size.sequence)
+        return tuple(map(Fraction, features))
 
     def _by_ratio(self, kind: str, which: str, assumed_ns: int) -> Duration | None:
         """Rule 3."""
@@ -156,3 +155,21 @@ class Durations:
                     basis=f"share of {other_pass} of {other}",
                 )
         return None
+
+
+def _value(coefficients: Sequence[Fraction], features: Sequence[Fraction]) -> Fraction:
+    return sum((c * f for c, f in zip(coefficients, features, strict=True)), Fraction(0))
+
+
+def _between(misses: Sequence[tuple[int, Fraction]], tokens: int) -> Fraction:
+    """What measurements are of the fit at so many tokens: straight lines between them, the nearest beyond the ends."""
+    if not misses:
+        return Fraction(1)
+    below = max((known for known, _ in misses if known <= tokens), default=min(known for known, _ in misses))
+    above = min((known for known, _ in misses if known >= tokens), default=max(known for known, _ in misses))
+    left, right = (_mean([miss for known, miss in misses if known == end]) for end in (below, above))
+    return left if below == above else left + (right - left) * Fraction(tokens - below, above - below)
+
+
+def _mean(values: Sequence[Fraction]) -> Fraction:
+    return sum(values, Fraction(0)) / len(values)
