@@ -68,6 +68,14 @@ class RequestOptions:
             rich_help_panel=_WHAT,
         ),
     ] = None
+    robust: Annotated[
+        bool,
+        typer.Option(
+            "--robust",
+            help="Count on the 99th percentile of what links were measured to take: for shared or slow ones.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False
     optimizer: Annotated[OptimizerChoice, typer.Option(help="Optimizer.", rich_help_panel=_HOW)] = "adamw"
     optimizer_impl: Annotated[
         ImplementationChoice,
@@ -199,6 +207,9 @@ class RequestOptions:
             if name in ("model", "cluster"):
                 continue
             flag = "--seq" if name == "sequence" else f"--{name.replace('_', '-')}"
+            if value is True:
+                named.append(flag)
+                continue
             for item in value if isinstance(value, list) else [value]:
                 named += [flag, str(item)]
         return shlex.join([word for word in positional if word is not None] + named)

@@ -66,6 +66,7 @@ def request_of(options: "RequestOptions") -> PlanRequest:
             limits=_limits(options),
             fixed=tuple(parse_choice(text) for text in options.fix or ()),
             search=_search(options),
+            robust=options.robust,
             **_alternatives(options.allow or ()),
         )
 

@@ -1,20 +1,27 @@
-"""Time of a collective as a function of the full buffer's size: measured, or alpha-beta from data sheets."""
+"""Time of a collective as a function of the full buffer's size: measured, or alpha-beta from data sheets.
+
+[Note: shapes that were not measured] Of the measured shapes over the same kind of link (within a node, or between
+nodes), the one whose number of ranks is nearest counts, its times multiplied by the ratio of the two alpha-beta
+times: what the link attains is taken from the measurement, what the number of ranks changes from the formula.
+Otherwise a slow network would make meshes look fast that nobody measured.
+"""
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal, Protocol, Self
 
 from planner.costs.efficiency import LINK_PERCENT
 from planner.costs.rates import NS_PER_S, time_ns
 from planner.costs.topology import Group
 from planner.schema import (
-    CollectiveMeasurement,
     CurvePoint,
     InconsistentRequest,
     LinkSheet,
     NumberSource,
     Profile,
+    Quantiles,
     SourcedNumber,
 )
 
@@ -125,9 +132,18 @@ class MeasuredCurve:
 
     sizes_bytes: tuple[int, ...]
     times_ns: tuple[int, ...]
+    source: NumberSource = NumberSource.MEASURED
+    basis: str = ""
 
     @classmethod
-    def of(cls, points: Iterable[CurvePoint], *, path: str) -> Self:
+    def of(
+        cls,
+        points: Iterable[CurvePoint],
+        *,
+        path: str,
+        source: NumberSource = NumberSource.MEASURED,
+        basis: str = "",
+    ) -> Self:
         """Sort the points; of equal sizes the slower counts.
 
         Raises:
@@ -144,7 +160,7 @@ class MeasuredCurve:
             raise InconsistentRequest(
                 f"{path}.points has no point with size_bytes and duration_ns above 0; measure one or leave it out"
             )
-        return cls(sizes_bytes=tuple(sizes), times_ns=tuple(times))
+        return cls(sizes_bytes=tuple(sizes), times_ns=tuple(times), source=source, basis=basis)
 
     def time_ns(self, size_bytes: int) -> int:
         """See the class."""
@@ -163,31 +179,91 @@ class MeasuredCurve:
     def sources(self, name: str) -> tuple[SourcedNumber, ...]:
         """Bandwidth at the largest size."""
         rate = self.sizes_bytes[-1] * NS_PER_S // self.times_ns[-1]
-        return (SourcedNumber(name=f"{name}: rate", value=rate, unit="bytes_per_s", source=NumberSource.MEASURED),)
+        number = SourcedNumber(
+            name=f"{name}: rate", value=rate, unit="bytes_per_s", source=self.source, basis=self.basis
+        )
+        return (number,)
 
 
-def collective_curve(collective: Collective, group: Group, profile: Profile | None) -> Curve:
-    """The measured curve of this collective over as many ranks and nodes, else alpha-beta.
+def collective_curve(
+    collective: Collective, group: Group, profile: Profile | None, *, robust: bool = False
+) -> Curve:
+    """The measured curve of this collective over as many ranks and nodes, else of another shape, else alpha-beta.
+
+    Args:
+        collective: which.
+        group: over which ranks.
+        profile: measurements.
+        robust: 99th percentiles instead of medians, where there are any.
 
     Raises:
         InconsistentRequest: the measured curve has no usable point.
     """
     if group.num_ranks == 1:
         return NoTransfer()
-    matching = [
+    passes = 2 if collective == "all_reduce" else 1
+    measured = [
         (index, measurement)
         for index, measurement in enumerate(profile.collectives if profile else ())
-        if _is_of(measurement, collective, group)
+        if measurement.collective == collective and (measurement.num_nodes > 1) == group.crosses_nodes
     ]
-    if matching:
-        points = [point for _, measurement in matching for point in measurement.points]
-        return MeasuredCurve.of(points, path=f"profile.collectives[{matching[0][0]}]")
-    return AlphaBeta.of(group, passes=2 if collective == "all_reduce" else 1)
+    shape = _nearest([(one.num_ranks, one.num_nodes) for _, one in measured], group)
+    if shape is None:
+        return AlphaBeta.of(group, passes=passes)
+    chosen = [(index, one) for index, one in measured if (one.num_ranks, one.num_nodes) == shape]
+    points = [point for _, one in chosen for point in one.points]
+    path = f"profile.collectives[{chosen[0][0]}]"
+    basis = robust_basis(point.quantiles for point in points) if robust else ""
+    if robust:
+        points = [_slow(point) for point in points]
+    curve = MeasuredCurve.of(points, path=path, basis=basis)
+    if shape == (group.num_ranks, group.num_nodes):
+        return curve
+    return _scaled(curve, shape, group, passes, path)
 
 
-def _is_of(measurement: CollectiveMeasurement, collective: Collective, group: Group) -> bool:
-    return (
-        measurement.collective == collective
-        and measurement.num_ranks == group.num_ranks
-        and measurement.num_nodes == group.num_nodes
+def robust_basis(quantiles: Iterable[Quantiles | None]) -> str:
+    """What a robust plan takes of measurements with these quantiles."""
+    return "99th percentile" if all(quantiles) else "median: no 99th percentile was measured"
+
+
+def _slow(point: CurvePoint) -> CurvePoint:
+    if point.quantiles is None:
+        return point
+    return point.model_copy(update={"duration_ns": max(point.duration_ns, point.quantiles.p99)})
+
+
+def _nearest(shapes: Sequence[tuple[int, int]], group: Group) -> tuple[int, int] | None:
+    """The group's own shape where it is among these, else the one whose number of ranks is nearest by its ratio."""
+    own = (group.num_ranks, group.num_nodes)
+
+    def distance(shape: tuple[int, int]) -> tuple[bool, Fraction, tuple[int, int]]:
+        ratio = Fraction(shape[0], group.num_ranks)
+        return (shape != own, max(ratio, 1 / ratio), shape)
+
+    return min(shapes, key=distance, default=None)
+
+
+def _scaled(
+    curve: MeasuredCurve, shape: tuple[int, int], group: Group, passes: int, path: str
+) -> MeasuredCurve | AlphaBeta:
+    """See the Note; without a known ratio (one rank was measured) alpha-beta."""
+    num_ranks, num_nodes = shape
+    own = AlphaBeta.of(group, passes=passes)
+    if num_ranks == 1:
+        return own
+    is_even = num_ranks % num_nodes == 0
+    measured = replace(group, num_ranks=num_ranks, num_nodes=num_nodes, is_even=is_even)
+    other = AlphaBeta.of(measured, passes=passes)
+    points = [
+        CurvePoint(size_bytes=size, duration_ns=-(-time * own.time_ns(size) // max(1, other.time_ns(size))))
+        for size, time in zip(curve.sizes_bytes, curve.times_ns, strict=True)
+        if size
+    ]
+    where = f"scaled from {num_ranks} ranks on {num_nodes} node{'s' * (num_nodes > 1)}"
+    return MeasuredCurve.of(
+        points,
+        path=path,
+        source=NumberSource.INTERPOLATED,
+        basis=f"{where}, {curve.basis}" if curve.basis else where,
     )

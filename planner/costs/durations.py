@@ -162,7 +162,7 @@ def _value(coefficients: Sequence[Fraction], features: Sequence[Fraction]) -> Fr
 
 
 def _between(misses: Sequence[tuple[int, Fraction]], tokens: int) -> Fraction:
-    """What measurements are of the fit at so many tokens: straight lines between them, the nearest beyond the ends."""
+    """What measurements are of the fit at so many tokens: on straight lines between them, as the nearest beyond."""
     if not misses:
         return Fraction(1)
     below = max((known for known, _ in misses if known <= tokens), default=min(known for known, _ in misses))

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from planner.costs.collectives import robust_basis
 from planner.costs.efficiency import HOST_BYTES_PER_S_PER_CORE, HOST_LINK_PERCENT
-from planner.costs.rates import time_ns
+from planner.costs.rates import NS_PER_S, time_ns
 from planner.schema import (
     ClusterDescription,
+    CopyMeasurement,
     DeviceSheet,
     InconsistentRequest,
     NumberSource,
@@ -24,6 +26,7 @@ class Rate:
 
     bytes_per_s: int
     source: NumberSource
+    basis: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +46,19 @@ class HostCosts:
     """Memory of the host for one rank; 0 when the cluster does not say."""
 
     @classmethod
-    def of(cls, cluster: ClusterDescription, device: DeviceSheet, profile: Profile | None) -> Self:
-        """What the cluster says of its hosts; the last measured bandwidth of each direction counts."""
+    def of(
+        cls, cluster: ClusterDescription, device: DeviceSheet, profile: Profile | None, *, robust: bool = False
+    ) -> Self:
+        """What the cluster says of its hosts; the last bandwidth that was measured counts.
+
+        Of copies that is of pinned memory, each direction by itself; a `robust` one is the 99th percentile.
+        """
         ranks = cluster.node_groups[0].devices_per_node
         return cls(
             copies={
                 direction: rate
                 for direction in DIRECTIONS
-                if (rate := _copy_rate(direction, device, profile)) is not None
+                if (rate := _copy_rate(direction, device, profile, robust=robust)) is not None
             },
             device_name=device.name,
             cores=min(group.host_cores for group in cluster.node_groups),
@@ -97,6 +105,7 @@ class HostCosts:
                 value=rate.bytes_per_s,
                 unit="bytes_per_s",
                 source=rate.source,
+                basis=rate.basis,
             )
             for direction, rate in self.copies.items()
         )
@@ -126,11 +135,25 @@ class HostCosts:
         )
 
 
-def _copy_rate(direction: Direction, device: DeviceSheet, profile: Profile | None) -> Rate | None:
-    measured = [copy.bytes_per_s for copy in (profile.copies if profile else ()) if copy.direction == direction]
+def _copy_rate(direction: Direction, device: DeviceSheet, profile: Profile | None, *, robust: bool) -> Rate | None:
+    measured = [
+        copy
+        for copy in (profile.copies if profile else ())
+        if copy.direction == direction and copy.pinned and not copy.together
+    ]
     if measured:
-        return Rate(bytes_per_s=measured[-1], source=NumberSource.MEASURED)
+        last = measured[-1]
+        rate = min(last.bytes_per_s, _slow_rate(last)) if robust else last.bytes_per_s
+        basis = robust_basis([last.quantiles]) if robust else ""
+        return Rate(bytes_per_s=rate, source=NumberSource.MEASURED, basis=basis)
     if device.host_link_bytes_per_s is None:
         return None
     attainable = device.host_link_bytes_per_s * HOST_LINK_PERCENT // 100
     return Rate(bytes_per_s=max(1, attainable), source=NumberSource.ASSUMED)
+
+
+def _slow_rate(copy: CopyMeasurement) -> int:
+    """In the 99th percentile of the time of one copy."""
+    if copy.quantiles is None or not copy.size_bytes:
+        return copy.bytes_per_s
+    return max(1, copy.size_bytes * NS_PER_S // max(1, copy.quantiles.p99))

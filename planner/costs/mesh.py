@@ -22,6 +22,7 @@ class MeshCosts:
 
     _topology: Topology
     _profile: Profile | None
+    _robust: bool
     _curves: dict[Collective, Curve]
     _partial: dict[int, Curve] = field(default_factory=dict)
     """All-gathers over a part of the shard axis, by number of ranks; worked out when first asked for."""
@@ -29,8 +30,8 @@ class MeshCosts:
     _known_ns: dict[tuple[Collective, int], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, topology: Topology, mesh: MeshPlan, profile: Profile | None) -> Self:
-        """Curves of a mesh on a cluster.
+    def of(cls, topology: Topology, mesh: MeshPlan, profile: Profile | None, *, robust: bool = False) -> Self:
+        """Curves of a mesh on a cluster; `robust` ones are 99th percentiles.
 
         Raises:
             InconsistentRequest: too large a mesh, or measurements from which no time follows.
@@ -42,10 +43,11 @@ class MeshCosts:
             replicas_cross_nodes=replicate.crosses_nodes,
             _topology=topology,
             _profile=profile,
+            _robust=robust,
             _curves={
-                "all_gather": collective_curve("all_gather", shard, profile),
-                "reduce_scatter": collective_curve("reduce_scatter", shard, profile),
-                "all_reduce": collective_curve("all_reduce", replicate, profile),
+                "all_gather": collective_curve("all_gather", shard, profile, robust=robust),
+                "reduce_scatter": collective_curve("reduce_scatter", shard, profile, robust=robust),
+                "all_reduce": collective_curve("all_reduce", replicate, profile, robust=robust),
             },
             _slowdown=communication_slowdown(profile),
         )
@@ -80,7 +82,7 @@ class MeshCosts:
     def _partial_curve(self, num_ranks: int) -> Curve:
         if num_ranks not in self._partial:
             group = self._topology.neighbours(self.mesh, num_ranks)
-            self._partial[num_ranks] = collective_curve("all_gather", group, self._profile)
+            self._partial[num_ranks] = collective_curve("all_gather", group, self._profile, robust=self._robust)
         return self._partial[num_ranks]
 
     def _collective_ns(self, collective: Collective, size_bytes: int) -> int:

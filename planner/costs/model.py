@@ -19,6 +19,7 @@ from planner.costs.optimizer import (
     optimizer_state_bytes,
     optimizer_transient_bytes,
     trainable_elements,
+    usable_rates,
 )
 from planner.costs.rates import time_ns
 from planner.costs.topology import Topology
@@ -62,6 +63,8 @@ class CostModel:
     _passes: dict[tuple[str, str], PassCost]
     _copies: CopyCosts
     _host: HostCosts
+    _optimizer_rate: int | None
+    """Measured parameters per second of a step on the device."""
     _meshes: dict[MeshPlan, MeshCosts]
     _demands: Demands
     _known_reshards: dict[int, int] = field(default_factory=dict)
@@ -82,8 +85,10 @@ class CostModel:
                 profile from which no time follows.
         """
         topology = Topology.of(request.cluster)
-        profile = request.profile
-        meshes = {one: MeshCosts.of(topology, one, profile) for one in (mesh, *demands.meshes)}
+        profile = usable_rates(request.profile, request.workload)
+        meshes = {
+            one: MeshCosts.of(topology, one, profile, robust=request.robust) for one in (mesh, *demands.meshes)
+        }
         measured_launch_ns = profile.launch_ns if profile else None
         return cls(
             launch_ns=topology.device.launch_ns if measured_launch_ns is None else measured_launch_ns,
@@ -97,7 +102,8 @@ class CostModel:
             _topology=topology,
             _passes=pass_costs(request, topology.device, overlapped=mesh.num_ranks > 1),
             _copies=CopyCosts.of(topology.device, profile),
-            _host=HostCosts.of(request.cluster, topology.device, profile),
+            _host=HostCosts.of(request.cluster, topology.device, profile, robust=request.robust),
+            _optimizer_rate=profile.optimizer_parameters_per_s if profile else None,
             _meshes=meshes,
             _demands=demands,
         )
@@ -195,7 +201,7 @@ class CostModel:
         Raises:
             InconsistentRequest: no optimizer group matches a trainable parameter.
         """
-        rate = self._measured_optimizer_rate
+        rate = self._optimizer_rate
         if rate is not None:
             return time_ns(trainable_elements(shards), rate)
         workload, owners = self._request.workload, self._demands.owner_ranks
@@ -251,11 +257,6 @@ class CostModel:
             *budget_sources(self._request, self.budget),
         )
 
-    @property
-    def _measured_optimizer_rate(self) -> int | None:
-        profile = self._request.profile
-        return profile.optimizer_parameters_per_s if profile else None
-
     def _mesh_sources(self) -> Iterator[SourcedNumber]:
         for mesh, costs in self._meshes.items():
             yield from costs.sources("" if costs is self.own else f" of mesh {mesh.replicate} x {mesh.shard}")
@@ -270,7 +271,7 @@ class CostModel:
         return (SourcedNumber(name="launch of a kernel", value=self.launch_ns, unit="ns", source=source),)
 
     def _optimizer_source(self) -> tuple[SourcedNumber, ...]:
-        rate = self._measured_optimizer_rate
+        rate = self._optimizer_rate
         if rate is None:
             return ()
         return (

@@ -16,6 +16,7 @@ from planner.schema import (
     OptimizerGroup,
     OptimizerName,
     Parameter,
+    Profile,
     RegionKind,
     UnsupportedField,
     Workload,
@@ -69,6 +70,18 @@ def _place_of(workload: Workload, name: str) -> int:
     raise InconsistentRequest(
         f"trainable parameter {name!r} is in no group of workload.optimizer_groups ({globs}); add a group with the "
         "glob '*' at the end, or freeze the parameter"
+    )
+
+
+def usable_rates(profile: Profile | None, workload: Workload) -> Profile | None:
+    """The profile, without its rates of optimizer steps where some group has another optimizer than they."""
+    if profile is None or not profile.optimizer:
+        return profile
+    used = {f"{group.optimizer}/{group.implementation}" for group in workload.optimizer_groups}
+    if used == {profile.optimizer}:
+        return profile
+    return profile.model_copy(
+        update={"optimizer_parameters_per_s": None, "cpu_optimizer_parameters_per_s_per_core": None}
     )
 
 

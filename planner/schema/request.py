@@ -94,6 +94,8 @@ class PlanRequest(Document):
     """Implementations that the Adam groups may get besides the workload's own."""
     warm_start: Sha256 | None = None
     """Identity of an earlier plan whose decisions start the search."""
+    robust: bool = False
+    """Count on the 99th percentile of what links were measured to take, instead of the median: for shared ones."""
 
 
 class RequestReferences(Part):
@@ -112,6 +114,7 @@ class RequestReferences(Part):
     reduce_dtypes: Annotated[tuple[DType, ...], Field(max_length=10)] = ()
     optimizer_implementations: Annotated[tuple[OptimizerImplementation, ...], Field(max_length=10)] = ()
     warm_start: Sha256 | None = None
+    robust: bool = False
 
 
 __all__ = [

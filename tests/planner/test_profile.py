@@ -1,15 +1,19 @@
 """Measured numbers replace the roofline, the plan says which are which, and decides differently where it should."""
 
 from benchmarks.example_plans import request_for
+from planner.costs import CostModel
 from planner.plan import make_plan
 from planner.schema import (
     CallMeasurement,
     CollectiveMeasurement,
     CurvePoint,
+    FixedChoice,
+    MeshPlan,
     NumberSource,
     PlanBody,
     PlanRequest,
     Profile,
+    Quantiles,
     SearchLimits,
 )
 
@@ -78,3 +82,43 @@ def test_measured_durations_are_used_and_marked() -> None:
     assert NumberSource.MEASURED in marked.values()
     assert NumberSource.ASSUMED in marked.values()
     assert {number.source for number in assumed.predictions.sources} == {NumberSource.ASSUMED}
+
+
+def test_a_robust_plan_counts_on_the_slow_tail_of_links_and_says_so() -> None:
+    request = request_for("gpt-2", "rtx4090-4")
+    tails = Quantiles(p10=90_000, p99=40_000_000, num_samples=100)
+    curves = tuple(
+        CollectiveMeasurement(
+            collective=collective,
+            num_ranks=4,
+            points=(CurvePoint(size_bytes=2**24, duration_ns=4_000_000, quantiles=tails),),
+        )
+        for collective in ("all_gather", "reduce_scatter")
+    )
+    request = request.model_copy(update={"fixed": (FixedChoice(knob="mesh.shard", value=4),)})
+    profile = Profile(collectives=curves)
+    usual = planned(request, profile)
+    robust = planned(request.model_copy(update={"robust": True}), profile)
+    assert usual.predictions is not None
+    assert robust.predictions is not None
+    assert robust.predictions.step_time_ns > usual.predictions.step_time_ns
+    bases = {number.name: number.basis for number in robust.predictions.sources}
+    assert bases["all_gather: rate"] == "99th percentile"
+    assert not any(number.basis for number in usual.predictions.sources)
+    assert robust.inputs.request != usual.inputs.request
+    unmeasured = planned(request.model_copy(update={"robust": True}), None)
+    assert unmeasured.predictions == planned(request, None).predictions
+
+
+def test_rates_of_another_optimizer_are_left_alone() -> None:
+    request = request_for("gpt-2", "rtx4090-4")
+    mesh = MeshPlan(shard=4)
+
+    def named(optimizer: str) -> set[str]:
+        profile = Profile(optimizer=optimizer, optimizer_parameters_per_s=10**9)
+        return {one.name for one in CostModel.of(request.model_copy(update={"profile": profile}), mesh).sources()}
+
+    number = "parameters updated by the optimizer"
+    assert number in named("adamw/foreach")
+    assert number in named("")
+    assert number not in named("adamw/fused")

@@ -4,7 +4,15 @@ from hypothesis import strategies as st
 
 from planner.costs.collectives import AlphaBeta, MeasuredCurve, NoTransfer, collective_curve
 from planner.costs.topology import Group
-from planner.schema import CollectiveMeasurement, CurvePoint, InconsistentRequest, LinkSheet, NumberSource, Profile
+from planner.schema import (
+    CollectiveMeasurement,
+    CurvePoint,
+    InconsistentRequest,
+    LinkSheet,
+    NumberSource,
+    Profile,
+    Quantiles,
+)
 
 FAST = LinkSheet(name="fast", bytes_per_s=100_000_000_000, latency_ns=1_000)
 SLOW = LinkSheet(name="slow", bytes_per_s=10_000_000_000, latency_ns=5_000)
@@ -122,11 +130,10 @@ def test_two_curves_of_one_group_are_one():
     "other",
     [
         measured(NODE, (1, 1), collective="reduce_scatter"),
-        measured(PAIR, (1, 1)),
         measured(Group(num_ranks=8, num_nodes=2, intra=FAST, inter=SLOW), (1, 1)),
     ],
 )
-def test_curves_of_other_collectives_and_shapes_are_left_alone(other):
+def test_curves_of_other_collectives_and_links_are_left_alone(other):
     assert isinstance(collective_curve("all_gather", NODE, Profile(collectives=(other,))), AlphaBeta)
 
 
@@ -142,3 +149,37 @@ def test_assumed_rates_and_latencies_are_named():
     assert {n.source for n in numbers.values()} == {NumberSource.ASSUMED}
     assert numbers["all_gather over slow: rate"].value == 8_000_000_000
     assert numbers["all_gather over fast: latency"].value == 1_000
+
+
+def test_a_shape_that_was_not_measured_takes_the_nearest_one_by_the_ratio_of_the_formulas():
+    """The link attains half of what the data sheet leads to expect, for as many ranks as there are."""
+    formula = AlphaBeta.of(PAIR, passes=1)
+    halved = measured(PAIR, *((size, 2 * formula.time_ns(size)) for size in (2**20, 2**24)))
+    far = measured(Group(num_ranks=64, num_nodes=1, intra=FAST, inter=None), (2**20, 1), (2**24, 2))
+    curve = collective_curve("all_gather", NODE, Profile(collectives=(far, halved)))
+    own = AlphaBeta.of(NODE, passes=1)
+    for size in (2**20, 2**24):
+        assert curve.time_ns(size) == pytest.approx(2 * own.time_ns(size), rel=1e-5)
+    (rate,) = curve.sources("all_gather")
+    assert (rate.source, rate.basis) == (NumberSource.INTERPOLATED, "scaled from 2 ranks on 1 node")
+
+
+def test_robust_curves_are_99th_percentiles_where_there_are_any():
+    with_tail = CollectiveMeasurement(
+        collective="all_gather",
+        num_ranks=NODE.num_ranks,
+        points=(
+            CurvePoint(size_bytes=1_000, duration_ns=100, quantiles=Quantiles(p10=90, p99=300)),
+            CurvePoint(size_bytes=2_000, duration_ns=150, quantiles=Quantiles(p10=90, p99=450)),
+        ),
+    )
+    without = measured(NODE, (1_000, 100), (2_000, 150))
+    for measurement, expected_ns, basis in (
+        (with_tail, 300, "99th percentile"),
+        (without, 100, "median: no 99th percentile was measured"),
+    ):
+        profile = Profile(collectives=(measurement,))
+        curve = collective_curve("all_gather", NODE, profile, robust=True)
+        assert curve.time_ns(1_000) == expected_ns
+        assert [number.basis for number in curve.sources("")] == [basis]
+        assert collective_curve("all_gather", NODE, profile).time_ns(1_000) == 100

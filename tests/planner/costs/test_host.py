@@ -13,6 +13,7 @@ from planner.schema import (
     NumberSource,
     Parameter,
     Profile,
+    Quantiles,
 )
 from tests.planner.factories import tiny_request
 
@@ -47,6 +48,25 @@ def test_measured_copies_have_a_direction():
     cost = costs(Profile(copies=copies))
     assert cost.host_to_device_ns(1_000) == 500
     assert cost.device_to_host_ns(25_200) == 1_000
+
+
+def test_only_pinned_copies_by_themselves_count():
+    copies = (
+        CopyMeasurement(direction="host_to_device", bytes_per_s=10**9),
+        CopyMeasurement(direction="host_to_device", bytes_per_s=10**6, pinned=False),
+        CopyMeasurement(direction="host_to_device", bytes_per_s=10**7, together=True),
+    )
+    assert costs(Profile(copies=copies)).host_to_device_ns(1_000) == 1_000
+
+
+def test_robust_copies_are_99th_percentiles():
+    quantiles = Quantiles(p10=900, p99=4_000)
+    copy = CopyMeasurement(direction="host_to_device", bytes_per_s=10**9, size_bytes=1_000, quantiles=quantiles)
+    cluster = ClusterDescription(name="c", node_groups=(A100,))
+    request = tiny_request(cluster=cluster, profile=Profile(copies=(copy,)))
+    for robust, expected_ns in ((False, 1_000), (True, 4_000)):
+        asked = request.model_copy(update={"robust": robust})
+        assert CostModel.of(asked, MeshPlan(shard=8)).host_to_device_ns(1_000) == expected_ns
 
 
 @pytest.mark.parametrize("direction", ["host_to_device", "device_to_host"])
