@@ -128,7 +128,7 @@ def lost_choices(request: PlanRequest, decisions: Decisions) -> list[str]:
         for choice in request.fixed
         for path, _, knob in [choice.knob.rpartition(".")]
         if (knob == "reshard_after_forward" and not _reshards(decisions, path, choice.value))
-        or (knob == "offload" and not _is_where(decisions, path, choice.value))
+        or (knob == "offload" and path and not _is_where(decisions, path, choice.value))
         or (knob == "activation" and _policy(decisions, path) != str(choice.value).partition(":")[0])
     ]
 

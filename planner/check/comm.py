@@ -34,6 +34,16 @@ class HeldGather:
     copied_out_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedInput:
+    """A reduce input that was not given back yet."""
+
+    size_bytes: int
+    reduced_ns: int
+    late_bytes: int = 0
+    """Sharded gradients that are added when it is given back; their buffer is as large."""
+
+
 @dataclass(slots=True, kw_only=True)
 class CommContext:
     """Shared state of the groups, and how many collectives a micro-batch issued."""
@@ -51,8 +61,7 @@ class CommContext:
     forward_root: "UnitHooks | None" = None
     """Unit whose forward began first; it ends what a forward holds back."""
     deferred: HeldGather | None = None
-    retained: deque[tuple[int, int]] = field(default_factory=deque)
-    """(bytes, end of its reduce-scatter) of each reduce input not yet given back."""
+    retained: deque[RetainedInput] = field(default_factory=deque)
     post_forward_order: "list[Group]" = field(default_factory=list)
     last_post_reduce: dict[Stream, int] = field(default_factory=dict)
     times: int = 1
@@ -115,9 +124,12 @@ class CommContext:
     def release_reduce_inputs(self, *, but: int) -> None:
         """Let compute wait for the oldest reduce-scatters and free their inputs until `but` of them are left."""
         while len(self.retained) > but:
-            size_bytes, reduced_ns = self.retained.popleft()
-            self.machine.wait(Stream.COMPUTE, reduced_ns)
-            self.machine.free(Stream.COMPUTE, MemoryCategory.REDUCE_BUFFERS, size_bytes)
+            oldest = self.retained.popleft()
+            self.machine.wait(Stream.COMPUTE, oldest.reduced_ns)
+            self.machine.free(Stream.COMPUTE, MemoryCategory.REDUCE_BUFFERS, oldest.size_bytes)
+            if oldest.late_bytes:
+                self.machine.run(Stream.COMPUTE, self.costs.copy_ns(2 * oldest.late_bytes, oldest.late_bytes))
+                self.machine.free(Stream.REDUCE, MemoryCategory.GRADIENTS, oldest.late_bytes)
 
     def wait_for_reductions(self) -> None:
         """Let compute wait for the last operation of each reduction stream."""

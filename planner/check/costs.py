@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from planner.schema.cluster import HostRuns
 from planner.schema.decisions import MeshPlan
 from planner.schema.model import Parameter
 from planner.schema.plan import MemoryBudget
@@ -46,6 +47,10 @@ class StepCosts(CommunicationCosts, Protocol):
     @property
     def launch_ns(self) -> int:
         """CPU time to issue one kernel."""
+
+    @property
+    def host_runs(self) -> HostRuns:
+        """What the issuing thread carries out itself."""
 
     @property
     def all_reduce_shares_link(self) -> bool:

@@ -7,6 +7,7 @@ from planner.check.comm import CommContext, HeldGather
 from planner.check.in_place import InPlaceBuffer
 from planner.check.machine import Link, Stream
 from planner.check.units import ShardedParameter, Unit
+from planner.schema.cluster import HostRuns
 from planner.schema.plan import MemoryCategory
 
 _GATHER = MemoryCategory.GATHER_BUFFERS
@@ -136,7 +137,7 @@ class Gathering:
         self._state, self.was_whole = ShardedState.UNSHARDED, True
         if held_before is not None:  # a local variable of FSDP2's method holds it until here
             self._machine.free(held_before.pool, _GATHER, held_before.size_bytes)
-        if is_forward and gather.ranks > 1:
+        if is_forward and gather.ranks > 1 and self._machine.host_runs is not HostRuns.KERNELS:
             size_bytes = 0 if self._in_place else self._gathered_bytes
             held = HeldGather(size_bytes=size_bytes, pool=gather.pool, copied_out_ns=copied_out_ns)
             self._comm.deferred = held

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
+from planner.schema.cluster import HostRuns
 from planner.schema.plan import MemoryCategory
 
 
@@ -30,7 +31,8 @@ class Link(StrEnum):
 class Machine:
     """Clocks in nanoseconds and live bytes of one rank, advanced in issue order."""
 
-    def __init__(self, launch_ns: int) -> None:
+    def __init__(self, launch_ns: int, host_runs: HostRuns = HostRuns.NOTHING) -> None:
+        self.host_runs = host_runs
         self.cpu_ns = 0
         self.pool_peaks: Counter[Stream] = Counter()
         self.allocated_peak = 0
@@ -65,6 +67,8 @@ class Machine:
         self._streams[stream] = end
         if link is not None:
             self._links[link] = end
+        if self.host_runs is HostRuns.EVERYTHING or (self.host_runs is HostRuns.KERNELS and link is None):
+            self.host_waits(end)
         return end
 
     def host_waits(self, event_ns: int) -> None:
@@ -74,6 +78,8 @@ class Machine:
     def wait(self, stream: Stream, event_ns: int) -> None:
         """Later operations of the stream start no earlier than the event."""
         self._streams[stream] = max(self._streams[stream], event_ns)
+        if stream is Stream.COMPUTE and self.host_runs is HostRuns.KERNELS:
+            self.host_waits(event_ns)
 
     def wait_stream(self, stream: Stream, other: Stream) -> None:
         """Later operations of the stream start after all that the other stream has been given."""

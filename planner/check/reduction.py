@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.check.comm import CommContext
+from planner.check.comm import CommContext, RetainedInput
 from planner.check.gradients import FullGradient
 from planner.check.machine import Stream
 from planner.check.units import ShardedParameter, Unit
 from planner.schema.base import DType
+from planner.schema.cluster import HostRuns
 from planner.schema.decisions import MeshPlan
 from planner.schema.plan import MemoryCategory
 
@@ -95,16 +96,27 @@ class Reduction:
         category = _SHARDED if is_final else _REDUCE
         machine.allocate(Stream.REDUCE, category, sizes.output_bytes)
         reduced_ns = self._reduce_scatter(sizes)
-        stream = Stream.REDUCE
-        if is_partial:
+        stream, late_bytes = Stream.REDUCE, 0
+        if self._adds_late(taken, sizes):
+            late_bytes = sizes.output_bytes
+        elif is_partial:
             self._keep_partial(sizes.output_bytes)
         else:
             stream = self._all_reduce(sizes.output_bytes)
             self._post_reduce(taken, sizes, stream)
             self._release_output(taken, sizes, stream, category)
         self._last_ns = comm.last_post_reduce[stream] = machine.time_ns(stream)
-        comm.retained.append((sizes.input_bytes, reduced_ns))
+        comm.retained.append(
+            RetainedInput(size_bytes=sizes.input_bytes, reduced_ns=reduced_ns, late_bytes=late_bytes)
+        )
         machine.free(Stream.COMPUTE, _UNSHARDED, replaced_bytes)
+
+    def _adds_late(self, taken: Sequence[FullGradient], sizes: ReduceSizes) -> bool:
+        """The thread that computes waits for the reduce-scatter only when it needs the room, and adds then."""
+        changes = sizes.is_cast or sizes.divides_after or self._unit.is_on_host
+        is_alone = self._unit.mesh.replicate == 1 < self._unit.mesh.shard
+        is_late = self._machine.host_runs is HostRuns.KERNELS and is_alone and not changes
+        return is_late and all(self._has_gradient(item) for item in taken)
 
     def _wait_for_last(self) -> None:
         for event_ns in (self._last_ns, self._all_reduced_ns):

@@ -84,7 +84,7 @@ class Replay(Walk):
     ) -> None:
         calls = Calls(request, decisions)
         units = build_units(request.model, decisions, calls.planned)
-        comm = CommContext.of(decisions, costs, machine or Machine(costs.launch_ns))
+        comm = CommContext.of(decisions, costs, machine or Machine(costs.launch_ns, costs.host_runs))
         super().__init__(calls, units, comm, costs)
         self.decisions = decisions
         self.model = request.model

@@ -25,6 +25,7 @@ from planner.costs.rates import time_ns
 from planner.costs.topology import Topology
 from planner.schema import (
     Decisions,
+    HostRuns,
     MemoryBudget,
     MeshPlan,
     NumberSource,
@@ -51,6 +52,8 @@ class CostModel:
     """A shard axis and a replicate axis cross nodes, so that all-reduces use the same network card as gathers and
     reduce-scatters.
     """
+    host_runs: HostRuns
+    """What the issuing thread carries out itself."""
     concurrent_collectives: bool
     """Collectives of two communicators over the shard axis do not slow each other down; only a profile says so."""
     budget: MemoryBudget
@@ -95,6 +98,7 @@ class CostModel:
             own=meshes[mesh],
             all_reduce_shares_link=any(one.shards_cross_nodes for one in meshes.values())
             and any(one.replicas_cross_nodes for one in meshes.values()),
+            host_runs=topology.device.host_runs,
             concurrent_collectives=profile is not None and profile.concurrent_collectives,
             budget=budget(request, mesh, topology, demands),
             peak_flops_per_s=param_dtype_peak(request, topology.device),

@@ -8,7 +8,7 @@ from planner.program.inputs import each_micro_batch, knobs_of, meshes_of, partit
 from planner.program.outline import Outline, outline
 from planner.program.step import Collectives, Durations, Knobs, StepInputs
 from planner.program.units import Partition
-from planner.schema import CallKind, Decisions, MeshPlan, ModelDescription, Workload
+from planner.schema import CallKind, Decisions, HostRuns, MeshPlan, ModelDescription, Workload
 
 
 def predicted_outline(model: ModelDescription, decisions: Decisions, *, sequence: int) -> Outline:
@@ -57,6 +57,7 @@ class _LaunchesOnly:
 
     parts: Partition
     launch_ns: int = 0
+    host_runs: HostRuns = HostRuns.NOTHING
     all_reduce_shares_link: bool = False
     concurrent_collectives: bool = False
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from planner.program.choices import Choice
 from planner.program.sizes import UnitBytes
 from planner.program.units import Partition
-from planner.schema import ActivationPolicy, GradientSync, MeshPlan
+from planner.schema import ActivationPolicy, GradientSync, HostRuns, MeshPlan
 
 
 class Collectives(Protocol):
@@ -29,6 +29,10 @@ class Durations(Protocol):
     @property
     def launch_ns(self) -> int:
         """CPU time to issue one kernel."""
+
+    @property
+    def host_runs(self) -> HostRuns:
+        """What the issuing thread carries out itself."""
 
     @property
     def all_reduce_shares_link(self) -> bool:

@@ -3,7 +3,15 @@
 from planner.schema.atom import Atom, ElementAtom, FlatAtom, RowsAtom, TileAtom, WholeAtom
 from planner.schema.base import Document, DType
 from planner.schema.block import block_hash
-from planner.schema.cluster import ClusterDescription, DeviceSheet, LinkSheet, NodeGroup, Reserve, Tenancy
+from planner.schema.cluster import (
+    ClusterDescription,
+    DeviceSheet,
+    HostRuns,
+    LinkSheet,
+    NodeGroup,
+    Reserve,
+    Tenancy,
+)
 from planner.schema.decisions import (
     ActivationPlan,
     ActivationPolicy,
@@ -129,6 +137,7 @@ __all__ = [
     "FlatAtom",
     "GradientSync",
     "HeldInput",
+    "HostRuns",
     "InconsistentRequest",
     "Infeasibility",
     "InputHashes",

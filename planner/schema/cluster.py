@@ -1,10 +1,22 @@
 """ClusterDescription: node groups, devices, links and what they hold back."""
 
+from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from planner.schema.base import Bytes, Count, Document, DType, Fraction, Name, Nanoseconds, Part, Positive
+
+
+class HostRuns(StrEnum):
+    """What the thread that issues operations carries out itself, before it issues the next one."""
+
+    NOTHING = "nothing"
+    """An accelerator: all operations run on its streams."""
+    KERNELS = "kernels"
+    """A CPU with asynchronous collectives: calls and copies."""
+    EVERYTHING = "everything"
+    """A CPU with FSDP2's own collectives on gloo: those too."""
 
 
 class DeviceSheet(Part):
@@ -23,6 +35,7 @@ class DeviceSheet(Part):
     """CPU time to issue one kernel."""
     context_bytes: Bytes = 0
     """Memory that the driver context takes."""
+    host_runs: HostRuns = HostRuns.NOTHING
     source: str = ""
 
 

@@ -84,7 +84,7 @@ def floor_ns(
     """
     total = 0
     places = micro_batches(knobs, num_micro_batches)
-    left = budget_bytes - other_pools_bytes(inputs, [place for place, _ in places])
+    left = budget_bytes - other_pools_bytes(inputs, [place for place, _ in places], costs)
     for place, num in places:
         room = _Room(left - resident_bytes(inputs, place), moments(inputs, place, costs))
         certain = place if on_host is None else replace(place, on_host=on_host)
@@ -98,7 +98,7 @@ def floor_ns(
 def floor_bytes(inputs: StepInputs, knobs: Knobs, costs: CostModel, num_micro_batches: int) -> int:
     """No plan of the global choice needs less memory."""
     places = [place for place, _ in micro_batches(knobs, num_micro_batches)]
-    return other_pools_bytes(inputs, places) + max(
+    return other_pools_bytes(inputs, places, costs) + max(
         resident_bytes(inputs, place) + moment.least_needed(kept.leanest_bytes)
         for place in places
         for kept in (Mixture.of(_kept_by_calls(inputs, place, costs), WEIGHTS),)

@@ -22,7 +22,7 @@ from planner.program.build.calls import liveness_of
 from planner.program.sizes import UnitBytes
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT, Pass
-from planner.schema import CallKind, Polynomial
+from planner.schema import CallKind, HostRuns, Polynomial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,12 @@ def _whole_bytes(size: UnitBytes) -> int:
     return size.whole_gradients if size.accumulates_apart else size.gradients
 
 
-def other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
+def other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs], costs: CostModel) -> int:
     """Peaks of the pools of gathers and reductions: buffers of neighbours, and all sharded gradients.
 
-    A gather's buffer lives until that of the next one is copied out, which was cast and gathered meanwhile. Where
-    units are gathered in place, this pool is left out: the moments count what is in it.
+    A gather's buffer lives until that of the next one is copied out, which was cast and gathered meanwhile (but
+    not where a CPU computes and gathers asynchronously). Where units are gathered in place, this pool is left out:
+    the moments count what is in it.
     """
     shards = sum(
         size.sharded_gradients
@@ -79,11 +80,12 @@ def other_pools_bytes(inputs: StepInputs, places: Sequence[Knobs]) -> int:
         if inputs.partition.units[unit].parameters and not places[0].is_on_host(unit)
     )
     reduces = any(knobs.reduces for knobs in places)
-    return max(_gather_buffers_bytes(inputs, knobs) for knobs in places) + reduces * shards
+    return max(_gather_buffers_bytes(inputs, knobs, costs) for knobs in places) + reduces * shards
 
 
-def _gather_buffers_bytes(inputs: StepInputs, knobs: Knobs) -> int:
+def _gather_buffers_bytes(inputs: StepInputs, knobs: Knobs, costs: CostModel) -> int:
     peak = before = 0
+    is_held = costs.host_runs is not HostRuns.KERNELS
     if any(knobs.aliased):
         return 0
     for unit, _ in units_in_order(inputs):
@@ -95,7 +97,7 @@ def _gather_buffers_bytes(inputs: StepInputs, knobs: Knobs) -> int:
             continue
         cast = 0 if knobs.is_on_host(unit) else size.cast
         peak = max(peak, before + cast + size.gathered)
-        before = size.gathered
+        before = size.gathered * is_held
     return peak
 
 

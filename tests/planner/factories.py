@@ -22,6 +22,7 @@ from planner.schema import (
     Decisions,
     DeviceSheet,
     DType,
+    HostRuns,
     LinkSheet,
     Liveness,
     MeshPlan,
@@ -277,6 +278,15 @@ def tiny_cluster(
         inter_node=link if num_devices > per_node else None,
         reserve=spec.reserve,
     )
+
+
+def run_by_host(request: PlanRequest, host_runs: HostRuns) -> PlanRequest:
+    """The same on devices whose issuing thread computes."""
+    (group,) = request.cluster.node_groups
+    assert isinstance(group.device, DeviceSheet)
+    group = group.model_copy(update={"device": group.device.model_copy(update={"host_runs": host_runs})})
+    cluster = request.cluster.model_copy(update={"node_groups": (group,)})
+    return request.model_copy(update={"cluster": cluster})
 
 
 def tiny_request(

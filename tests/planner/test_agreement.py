@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from planner.check import recompute
-from planner.schema import Decisions, InconsistentRequest, PlanRequest
+from planner.schema import Decisions, HostRuns, InconsistentRequest, PlanRequest
 from planner.simulate import predict
+from tests.planner.factories import run_by_host
 from tests.planner.random_knobs import random_case, random_nested_case
 from tests.planner.random_layouts import with_layouts
 from tests.planner.random_requests import random_decisions, random_request
@@ -24,6 +25,13 @@ def _plain(seed: int) -> tuple[PlanRequest, Decisions]:
 def _ragged(seed: int) -> tuple[PlanRequest, Decisions]:
     request, decisions = (random_case if seed % 2 else random_nested_case)(seed)
     return request, with_layouts(request, decisions, random.Random(seed))
+
+
+@pytest.mark.parametrize("host_runs", [HostRuns.KERNELS, HostRuns.EVERYTHING])
+@pytest.mark.parametrize("case", [_plain, random_case, random_nested_case, _ragged])
+def test_replay_equals_the_checker_where_the_issuing_thread_computes(case: Case, host_runs: HostRuns) -> None:
+    cases = [(*case(seed), seed) for seed in range(1000, 1000 + SEEDS_PER_TEST)]
+    assert sum(_agrees(run_by_host(request, host_runs), *rest) for request, *rest in cases) > SEEDS_PER_TEST // 2
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -15,16 +15,17 @@ from planner.program.events import (
     Wait,
 )
 from planner.program.units import Partition
-from planner.schema import MemoryCategory
+from planner.schema import HostRuns, MemoryCategory
 
 
 class Emitter:
     """Writes events; operations are known by the index of their event."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, host_runs: HostRuns = HostRuns.NOTHING) -> None:
         self.events: list[Event] = []
         self.phase = Phase.FORWARD
         self._names = tuple(unit.name for unit in partition.units)
+        self._host_runs = host_runs
 
     def last_of(self, stream: Stream) -> int | None:
         """Index of the latest operation of a stream."""
@@ -63,7 +64,12 @@ class Emitter:
         host_waits: bool = False,
         when: Condition = ALWAYS,
     ) -> int:
-        """Issue an operation; it belongs to its unit unless `owner` says otherwise."""
+        """Issue an operation; it belongs to its unit unless `owner` says otherwise.
+
+        A CPU that runs it itself waits for what it follows before it begins to launch it.
+        """
+        if self._host_runs is HostRuns.KERNELS and link is None:
+            self.events.extend(HostWait(operation=before, when=when) for before in waits)
         self.events.append(
             Operation(
                 kind=kind,
@@ -76,15 +82,20 @@ class Emitter:
                 launches=launches,
                 link=link,
                 waits=waits,
-                host_waits=host_waits,
+                host_waits=host_waits or self._is_run_by_host(link),
                 when=when,
             )
         )
         return len(self.events) - 1
 
+    def _is_run_by_host(self, link: Link | None) -> bool:
+        return self._host_runs is HostRuns.EVERYTHING or (self._host_runs is HostRuns.KERNELS and link is None)
+
     def wait(self, stream: Stream, operation: int, when: Condition = ALWAYS) -> None:
-        """Let later operations of a stream follow an operation."""
+        """Let later operations of a stream follow an operation; a CPU that computes itself waits too."""
         self.events.append(Wait(stream=stream, operation=operation, when=when))
+        if self._host_runs is HostRuns.KERNELS and stream is Stream.COMPUTE:
+            self.events.append(HostWait(operation=operation, when=when))
 
     def host_wait(self, operation: int) -> None:
         """Let the CPU wait for an operation."""

@@ -9,7 +9,7 @@ from planner.program.build.in_flight import Sizes
 from planner.program.choices import ALWAYS, Choice, Condition, both
 from planner.program.events import Link, OperationKind, Stream
 from planner.program.step import Durations, Knobs, PrefetchTargets, StepInputs
-from planner.schema import MemoryCategory
+from planner.schema import HostRuns, MemoryCategory
 
 _GATHERS = MemoryCategory.GATHER_BUFFERS
 _UNSHARDED = MemoryCategory.UNSHARDED_PARAMETERS
@@ -233,10 +233,12 @@ class Gathers:
     def wait_for_unshard(self, unit: int, pass_type: str, *, defers: bool) -> None:
         """Copy a gathered unit out; `defers` keeps the gather's buffer until the next copy-out, as forward does.
 
-        A local variable of FSDP2's method holds what was deferred before until the copy-out has been issued.
+        A local variable of FSDP2's method holds what was deferred before until the copy-out has been issued. FSDP2
+        defers nothing where it gathers asynchronously.
         """
         if not self._sizes[unit].gathered or unit not in self._pending:
             return
+        defers = defers and self._durations.host_runs is not HostRuns.KERNELS
         before = self._deferred if defers else None
         if before is not None:
             self._wait_gather_streams(self._copy_outs[before[0]])

@@ -32,7 +32,7 @@ class _Walk:
         self.partition = inputs.partition
         self.model = inputs.partition.model
         self.durations = durations
-        self.emitter = Emitter(inputs.partition)
+        self.emitter = Emitter(inputs.partition, durations.host_runs)
         self.gathers = Gathers(inputs, knobs, durations, self.emitter)
         self.reductions = Reductions(inputs, knobs, durations, self.emitter)
         self.calls = Calls(inputs, knobs, durations, self.emitter, self.reductions)

@@ -4,7 +4,7 @@ from planner.program.build.emitter import Emitter
 from planner.program.events import Link, OperationKind, Stream
 from planner.program.sizes import UnitBytes
 from planner.program.step import Durations, Knobs, StepInputs
-from planner.schema import MemoryCategory
+from planner.schema import HostRuns, MemoryCategory
 
 _WHOLE = MemoryCategory.UNSHARDED_GRADIENTS
 _SHARDED = MemoryCategory.GRADIENTS
@@ -29,6 +29,8 @@ class Reductions:
         self._fresh: dict[int, list[str]] = {}
         """Buffers of the gradients that autograd made since the last accumulation or reduction."""
         self._retained: list[tuple[str, int]] = []
+        self._late: dict[str, tuple[int, str]] = {}
+        """By retained input, the unit and the reduce output that is added when the input is taken back."""
         self._num_reductions = 0
         self._outstanding: dict[Stream, int] = {}
         self._last: dict[int, int] = {}
@@ -119,6 +121,23 @@ class Reductions:
         name, operation = self._retained.pop(0)
         self._emitter.wait(Stream.COMPUTE, operation)
         self._emitter.free(name)
+        if name in self._late:
+            unit, output = self._late.pop(name)
+            size = self._sizes[unit].sharded_gradients
+            duration = self._durations.copy_ns(2 * size, size)
+            self._emitter.operation(OperationKind.POST_REDUCE, unit, Stream.COMPUTE, duration)
+            self._emitter.free(output)
+
+    def _adds_late(self, unit: int, size: UnitBytes) -> bool:
+        """Whether the thread that computes adds the output itself, once it has waited for the reduce-scatter."""
+        is_plain = not (size.casts or self._is_replicated(unit) or self._knobs.is_on_host(unit))
+        return (
+            self._durations.host_runs is HostRuns.KERNELS
+            and unit in self._has_shards
+            and self._knobs.shard(unit) > 1
+            and is_plain
+            and self._divisors(unit)[1] == 1
+        )
 
     def reduce(self, unit: int) -> None:
         """Reduce what gradients the unit has, FSDP2's `foreach_reduce`."""
@@ -233,6 +252,10 @@ class Reductions:
     def _finish(self, unit: int, size: UnitBytes, output: str, last: int, moment: str) -> None:
         """All-reduce over replicas, cast, accumulate into shards, offload."""
         stream = Stream.REDUCE
+        if self._adds_late(unit, size):
+            self._late[self._retained[-1][0]] = unit, output
+            self._outstanding[stream] = self._last[unit] = last
+            return
         if self._is_replicated(unit):
             last, stream = self._all_reduce(unit, size, last), Stream.ALL_REDUCE
         last = self._post_reduce(unit, size, stream, last)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from planner.schema.cluster import HostRuns
 from planner.schema.decisions import MeshPlan
 from planner.schema.model import Parameter
 from planner.schema.plan import MemoryBudget
@@ -14,6 +15,7 @@ class FlatCosts:
     """Every collective and copy takes its constant; Adam in float32 (8 bytes per element), foreach."""
 
     launch_ns: int = 0
+    host_runs: HostRuns = HostRuns.NOTHING
     all_reduce_shares_link: bool = False
     budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(device_bytes=2**50, budget_bytes=2**50))
     gather: int = 40

@@ -5,7 +5,7 @@ import pytest
 from planner.check import recompute
 from planner.check.machine import Stream
 from planner.check.step import Replay
-from planner.schema import DType, Precision, RuntimeKnobs, UnitPlan
+from planner.schema import DType, HostRuns, Precision, RuntimeKnobs, UnitPlan
 from tests.planner.check.flat_costs import FlatCosts
 from tests.planner.factories import CallSpec, tiny_cluster, tiny_decisions, tiny_model, tiny_request
 
@@ -28,6 +28,25 @@ def test_two_blocks_without_root_parameters() -> None:
     assert found.micro_batch_ns == 677
     assert found.step_time_ns == 684
     assert (found.num_all_gathers, found.num_reduce_scatters, found.num_all_reduces) == (4, 2, 0)
+
+
+def test_a_thread_that_computes_gathers_ahead_only_where_it_is_told() -> None:
+    # forward   L0: copy-in 0-1, gather 1-41, copy-out 41-42, forward 42-142; L1 the same 142-284
+    # backward  L1: copy-in 284-285, gather 285-325, copy-out 325-326; L0: copy-in 326-327, gather 327-367
+    #           L1: backward 327-527, chunk_cat 527-528, reduce-scatter 528-558
+    #           L0: copy-out 528-529, backward 529-729, chunk_cat 729-730, reduce-scatter 730-760
+    request = blocks_only()
+    costs = FlatCosts(host_runs=HostRuns.KERNELS)
+    assert recompute(request, tiny_decisions(request), costs).micro_batch_ns == 760
+
+
+def test_a_thread_that_does_everything_adds_everything_up() -> None:
+    # forward   L0: copy-in, gather, copy-out, forward 0-142; L1 the same 142-284
+    # backward  L1: copy-in, gather, copy-out 284-326; L0: copy-in, gather 326-367
+    #           L1: backward, chunk_cat, reduce-scatter 367-598; L0: copy-out 598-599, then the same 599-830
+    request = blocks_only()
+    costs = FlatCosts(host_runs=HostRuns.EVERYTHING)
+    assert recompute(request, tiny_decisions(request), costs).micro_batch_ns == 830
 
 
 def test_two_blocks_and_root() -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from benchmarks.search_checks import any_member, listed_regions
 from benchmarks.search_requests import random_request
+from planner.schema import HostRuns, PlanRequest
 from planner.space.candidate import num_micro_batches
 from planner.space.fixed import NoValueLeft
 from planner.space.floor import floor_bytes, floor_ns
 from planner.space.opened import regions
 from planner.space.sharding import NoCostOnHost
 from solver.schedule.heuristic import Heuristic
+from tests.planner.factories import run_by_host
 
 SEEDS = range(40)
 REGIONS, ASSIGNMENTS = 12, 2
@@ -21,7 +23,16 @@ REGIONS, ASSIGNMENTS = 12, 2
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_beats_the_floor_of_what_it_needs(seed: int) -> None:
-    rng, request = Random(seed), random_request(seed)
+    check_floors(Random(seed), random_request(seed))
+
+
+@pytest.mark.parametrize("seed", range(40, 48))
+def test_nor_where_the_issuing_thread_computes(seed: int) -> None:
+    host_runs = HostRuns.KERNELS if seed % 4 else HostRuns.EVERYTHING
+    check_floors(Random(seed), run_by_host(random_request(seed), host_runs))
+
+
+def check_floors(rng: Random, request: PlanRequest) -> None:
     listed = listed_regions(request)
     for family in rng.sample(listed, min(REGIONS, len(listed))):
         region = any_member(family, rng)

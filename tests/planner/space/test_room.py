@@ -56,7 +56,7 @@ def test_no_plan_needs_less_than_its_moments(seed: int) -> None:
         region = any_member(family, rng)
         item = region.open(rng.choice(region.settings))
         each = places(item, num_micro_batches(request, region.candidate.training.micro_batch))
-        beside = other_pools_bytes(item.inputs, each)
+        beside = other_pools_bytes(item.inputs, each, item.costs)
         for _ in range(ASSIGNMENTS):
             assignment = tuple(rng.randrange(num) for num in item.problem.num_values)
             needed = item.heuristic.evaluate(assignment).needed
