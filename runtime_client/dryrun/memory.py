@@ -79,7 +79,7 @@ def record_memory(
     `num_steps` should be at least 3.
     """
     with rehearse(build, decisions, sequence=sequence, optimizer_groups=optimizer_groups) as rehearsal:
-        tracker = _PeakTracker()
+        tracker = PeakTracker()
         tracker.track_external(rehearsal.model, *rehearsal.optimizers)
         tracker.track_external(*_tensors(rehearsal.inputs))
         for _ in range(num_steps):
@@ -87,7 +87,7 @@ def record_memory(
     return record
 
 
-def _step(rehearsal: Rehearsal, tracker: "_PeakTracker") -> MemoryRecord:
+def _step(rehearsal: Rehearsal, tracker: "PeakTracker") -> MemoryRecord:
     persistent, persistent_host = tracker.device_bytes(), tracker.host_bytes()
     peaks = [
         tracker.phase(lambda index=index: rehearsal.micro_batch(index))  # type: ignore[misc]
@@ -110,7 +110,7 @@ def _step_counts_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(count.nbytes for count in counts if count.device.type == "cpu")
 
 
-class _PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
+class PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
     """MemTracker that keeps one peak per phase, with its moment, and no statistics by module."""
 
     def __init__(self) -> None:

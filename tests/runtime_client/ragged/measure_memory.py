@@ -12,7 +12,7 @@ import torch
 
 from planner.schema import OptimizerGroup
 from runtime_client.dryrun import rehearsal
-from runtime_client.dryrun.memory import _PeakTracker, _tensors
+from runtime_client.dryrun.memory import PeakTracker, _tensors
 from tests.runtime_client.dryrun.conftest import make_decisions
 from tests.runtime_client.dryrun.llama import Example, example
 from tests.runtime_client.ragged.layouts import rows, with_layouts
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure(run: rehearsal.Rehearsal) -> dict[str, int]:
-    tracker = _PeakTracker()
+    tracker = PeakTracker()
     tracker.track_external(run.model, *run.optimizers)
     tracker.track_external(*_tensors(run.inputs))
     args, kwargs = run.inputs

@@ -1,0 +1,290 @@
+"""Measures what a plan needs to know of these ranks: calls, copies, transfers, the optimizer, and how they overlap.
+
+Calls are timed where they run: in a forward and a backward of the whole model on one rank, between the moments at
+which their outputs and the gradients of these are there.
+"""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from benchmarks.network.interference import least_disturbed
+from planner.schema import (
+    LOSS_PATH,
+    CallMeasurement,
+    CollectiveMeasurement,
+    CopyMeasurement,
+    CurvePoint,
+    ModelDescription,
+    Profile,
+)
+from runtime_client.describe import TrainingExample
+
+SIZES_BYTES = tuple(2**exponent for exponent in range(17, 26))
+"""Full buffers of collectives."""
+_COPY_BYTES = 4 * 2**20
+_IN_FLIGHT = 8
+
+
+@dataclass(slots=True)
+class Samples:
+    """Nanoseconds by what was timed.
+
+    A step is a sum of many of them, and so is its mean: means are taken, of all but the longest 5 %.
+    """
+
+    by_name: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, name: str, duration_ns: int) -> None:
+        """One more."""
+        self.by_name[name].append(duration_ns)
+
+    def collect(self, part: "Callable[[Samples], None]", rounds: int) -> None:
+        """Run something that adds samples so many times undisturbed; every rank calls it alike."""
+
+        def once() -> Samples:
+            found = Samples()
+            part(found)
+            return found
+
+        for _, found in least_disturbed(once, rounds):
+            for name, durations in found.by_name.items():
+                self.by_name[name] += durations
+
+    def slowest(self) -> dict[str, int]:
+        """The mean of each name on the rank where it is longest; every rank calls it alike."""
+        names = sorted(self.by_name)
+        means = torch.tensor([_mean(self.by_name[name]) for name in names], dtype=torch.float64)
+        dist.all_reduce(means, dist.ReduceOp.MAX)
+        return {name: round(value) for name, value in zip(names, means.tolist(), strict=True)}
+
+    def spread(self, name: str) -> float:
+        """(p90 - p10) / median of one name on this rank."""
+        ordered = sorted(self.by_name[name])
+        low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
+        return round((high - low) / median(ordered), 4)
+
+
+def _mean(samples: Sequence[int]) -> float:
+    ordered = sorted(samples)
+    return fmean(ordered[: max(1, round(0.95 * len(ordered)))])
+
+
+class CallTimer:
+    """Times calls of an unsharded model; every block is wrapped for checkpointing in a second copy."""
+
+    def __init__(self, example: TrainingExample, description: ModelDescription, inputs: Any) -> None:  # noqa: ANN401
+        self._example = example
+        self._args, self._kwargs = inputs
+        self._calls = [call for call in description.calls if call.path != LOSS_PATH]
+        self._kinds = {call.path: call.kind for call in description.calls}
+        self._blocks = [call.path for call in self._calls if description.kinds[call.kind].full is not None]
+        self._marks: dict[str, int] = {}
+        self._order: list[str] = []
+        for call in self._calls:
+            example.model.get_submodule(call.path).register_forward_hook(self._hook(call.path))
+
+    def _hook(self, path: str) -> Callable[..., None]:
+        def mark(module: nn.Module, args: object, output: Tensor) -> None:
+            self._marks[f"forward {path}"] = time.perf_counter_ns()
+            if output.requires_grad and f"seen {path}" not in self._marks:
+                self._marks[f"seen {path}"] = 0
+                output.register_hook(lambda gradient: self._mark_backward(path))
+
+        return mark
+
+    def _mark_backward(self, path: str) -> None:
+        self._marks[f"backward {path}"] = time.perf_counter_ns()
+
+    def run(self, samples: Samples) -> None:
+        """One forward and backward; adds `forward KIND` and `backward KIND` for each call."""
+        self._marks.clear()
+        self._example.model.zero_grad(set_to_none=True)
+        began = time.perf_counter_ns()
+        output = self._example.model(*self._args, **self._kwargs)
+        loss_began = time.perf_counter_ns()
+        loss = self._example.loss(output, self._args, self._kwargs)
+        del output
+        loss_ended = time.perf_counter_ns()
+        loss.backward()  # type: ignore[no-untyped-call]
+        ended = time.perf_counter_ns()
+        loss_kind = self._kinds[LOSS_PATH]
+        samples.add(f"forward {loss_kind}", loss_ended - loss_began)
+        before = began
+        for call in self._calls:
+            mark = self._marks[f"forward {call.path}"]
+            samples.add(f"forward {call.kind}", mark - before)
+            before = mark
+        after = ended
+        for call in self._calls:
+            mark = self._marks[f"backward {call.path}"]
+            samples.add(f"backward {call.kind}", after - mark)
+            after = mark
+        samples.add(f"backward {loss_kind}", after - loss_ended)
+
+
+class RecomputeTimer:
+    """Backwards of blocks, plain and checkpointed: the second takes as much longer as the recomputation."""
+
+    def __init__(self, example: TrainingExample, description: ModelDescription, shape: tuple[int, ...]) -> None:
+        paths = {
+            call.kind: call.path for call in description.calls if description.kinds[call.kind].full is not None
+        }
+        self._blocks = {kind: example.model.get_submodule(path) for kind, path in paths.items()}
+        self._wrapped = {kind: checkpoint_wrapper(block) for kind, block in self._blocks.items()}
+        self._shape = shape
+
+    def run(self, samples: Samples) -> None:
+        """Adds `plain KIND` and `again KIND`."""
+        for kind, block in self._blocks.items():
+            samples.add(f"plain {kind}", self._backward_ns(block))
+            samples.add(f"again {kind}", self._backward_ns(self._wrapped[kind]))
+
+    def _backward_ns(self, block: nn.Module) -> int:
+        block.zero_grad(set_to_none=True)
+        y = block(torch.randn(self._shape).requires_grad_())
+        gradient = torch.randn_like(y)
+        return timed(lambda: y.backward(gradient))
+
+
+def collective_ns(collective: str, size_bytes: int, num_ranks: int) -> Callable[[], dist.Work]:
+    """A function that begins a collective whose full buffer has this size."""
+    share = torch.ones(size_bytes // 4 // num_ranks)
+    full = torch.ones(share.numel() * num_ranks)
+    if collective == "all_gather":
+        return lambda: dist.all_gather_single(full, share, async_op=True)
+    return lambda: dist.reduce_scatter_single(output=share, input=full, op=dist.ReduceOp.AVG, async_op=True)
+
+
+def timed(run: Callable[[], object]) -> int:
+    """Nanoseconds."""
+    began = time.perf_counter_ns()
+    run()
+    return time.perf_counter_ns() - began
+
+
+def add_transfers(samples: Samples, num_ranks: int, sizes_bytes: Sequence[int]) -> None:
+    """One sample of each collective at each size."""
+    for collective in ("all_gather", "reduce_scatter"):
+        for size_bytes in sizes_bytes:
+            begin = collective_ns(collective, size_bytes, num_ranks)
+            dist.barrier()
+            began = time.perf_counter_ns()
+            begin().wait()
+            samples.add(f"{collective} {size_bytes}", time.perf_counter_ns() - began)
+
+
+def add_copies(samples: Samples, num_ranks: int) -> None:
+    """What FSDP2 copies: out of a gather, and into a reduction."""
+    gathered = torch.ones(_COPY_BYTES // 4)
+    out = [torch.empty(num_ranks, gathered.numel() // 4 // num_ranks) for _ in range(4)]
+    split = [one.shape[1] for one in out]
+    samples.add(
+        "copy",
+        timed(lambda: torch.split_with_sizes_copy(gathered.view(num_ranks, -1), split, dim=1, out=out)),
+    )
+    gradients = [torch.ones(64 * num_ranks, gathered.numel() // 4 // 64 // num_ranks) for _ in range(4)]
+    into = torch.empty(num_ranks, gathered.numel() // num_ranks)
+    samples.add("copy", timed(lambda: torch._chunk_cat(gradients, 0, num_ranks, out=into)))
+
+
+def add_optimizer(samples: Samples, optimizer: torch.optim.Optimizer) -> None:
+    """One step."""
+    samples.add("optimizer", timed(optimizer.step))
+
+
+def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, num_ranks: int) -> None:
+    """Computation alone and while transfers run; transfers alone and while it computes."""
+    begin = collective_ns("reduce_scatter", size_bytes, num_ranks)
+    dist.barrier()
+    samples.add("compute alone", timed(compute))
+    dist.barrier()
+    alone_ns = timed(lambda: [work.wait() for work in [begin() for _ in range(_IN_FLIGHT)]])
+    samples.add("transfers alone", alone_ns)
+    dist.barrier()
+    ended_ns: list[int] = []
+    began = time.perf_counter_ns()
+    works = [begin() for _ in range(_IN_FLIGHT)]
+
+    def wait() -> None:
+        for work in works:
+            work.wait()
+        ended_ns.append(time.perf_counter_ns())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while True:
+        beside_ns = timed(compute)
+        if ended_ns:
+            break
+        samples.add("compute beside", beside_ns)
+    waiting.join()
+    samples.add("transfers beside", ended_ns[0] - began)
+
+
+def profile_of(
+    times: dict[str, int],
+    description: ModelDescription,
+    *,
+    point: tuple[int, int],
+    num_ranks: int,
+    num_optimizer_parameters: int,
+) -> Profile:
+    """The medians as a document."""
+    micro_batch, sequence = point
+    return Profile(
+        name="network",
+        calls=tuple(
+            CallMeasurement(
+                kind=kind,
+                micro_batch=micro_batch,
+                sequence=sequence,
+                forward_ns=times[f"forward {kind}"],
+                backward_ns=times[f"backward {kind}"],
+                recompute_ns=_recompute_ns(times, kind),
+            )
+            for kind in description.kinds
+            if f"forward {kind}" in times
+        ),
+        collectives=tuple(
+            CollectiveMeasurement(
+                collective=collective,
+                num_ranks=num_ranks,
+                num_nodes=num_ranks,
+                points=tuple(
+                    CurvePoint(size_bytes=size, duration_ns=times[f"{collective} {size}"])
+                    for size in SIZES_BYTES
+                    if f"{collective} {size}" in times
+                ),
+            )
+            for collective in ("all_gather", "reduce_scatter")
+        ),
+        copies=(
+            CopyMeasurement(direction="device_to_device", bytes_per_s=_COPY_BYTES * 10**9 // max(1, times["copy"])),
+        ),
+        launch_ns=times.get("launch", 0),
+        optimizer_parameters_per_s=num_optimizer_parameters * 10**9 // max(1, times["optimizer"]),
+        compute_slowdown_under_communication=_lost(times, "compute"),
+        communication_slowdown_under_compute=_lost(times, "transfers"),
+    )
+
+
+def _recompute_ns(times: dict[str, int], kind: str) -> int:
+    if f"again {kind}" not in times:
+        return times[f"forward {kind}"]
+    return max(0, times[f"again {kind}"] - times[f"plain {kind}"])
+
+
+def _lost(times: dict[str, int], name: str) -> float:
+    if f"{name} beside" not in times:
+        return 0.0
+    return round(max(0.0, 1 - times[f"{name} alone"] / times[f"{name} beside"]), 4)
