@@ -1,1 +1,1 @@
-"""Real FSDP2 on ranks behind slow links: predicted step times and peaks against measured ones (`make verify-network`)."""
+"""Real FSDP2 on ranks behind slow links: predicted steps and peaks against measured ones."""

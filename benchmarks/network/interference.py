@@ -1,7 +1,7 @@
-"""How long the threads of this process stood in line for their core: a busy machine must not pass for a slow plan.
+"""How long a rank stood in line for its core: a busy machine must not pass for a slow plan.
 
-The kernel counts for each thread how long it could have run but did not (`schedstat`, second number). Transfers and
-the computation of one rank share a core, so that some of it is the rank's own doing; more than `MOST` is not.
+The kernel counts for each thread how long it could have run but did not (`schedstat`, second number). That of the
+thread which computes is looked at: the threads of the transfers share its core, and take little of it.
 """
 
 import time
@@ -13,14 +13,15 @@ import torch
 import torch.distributed as dist
 
 MOST = 0.04
-"""Share of a stretch that its threads may wait in all, for the stretch to count as undisturbed."""
-TRIES = 3
+"""Share of a stretch that the thread may wait, for the stretch to count as undisturbed."""
+TRIES = 2
 """How many times as often something is measured, at most, to find it undisturbed."""
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 T = TypeVar("T")
 
 
 class Interference:
-    """Of this process."""
+    """Of the thread that asks."""
 
     def __init__(self) -> None:
         self._began_ns = self._waited_ns = 0
@@ -31,19 +32,13 @@ class Interference:
         self._began_ns = time.perf_counter_ns()
 
     def end(self) -> float:
-        """Waiting of all threads in the stretch, as a share of it."""
+        """Waiting in the stretch, as a share of it."""
         took_ns = time.perf_counter_ns() - self._began_ns
         return max(0, _waited_ns() - self._waited_ns) / took_ns
 
 
 def _waited_ns() -> int:
-    total = 0
-    for task in Path("/proc/self/task").glob("*/schedstat"):
-        try:
-            total += int(task.read_text().split()[1])
-        except OSError:  # the thread has ended
-            continue
-    return total
+    return int(_SCHEDSTAT.read_text().split()[1])
 
 
 def least_disturbed(run: Callable[[], T], rounds: int) -> list[tuple[float, T]]:

@@ -25,6 +25,8 @@ class Job:
     delay_us: int = 0
     rounds: int = 8
     profile_rounds: int = 6
+    has_grid: bool = True
+    """Also measure what a person would tune by hand."""
 
     def to_json(self) -> str:
         """For the ranks."""

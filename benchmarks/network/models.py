@@ -1,4 +1,4 @@
-"""Three models whose blocks compute for tens of milliseconds on one core, and are gathered as fast at 500 Mbit/s."""
+"""Three models whose blocks compute for tens of milliseconds on a core, and are gathered as fast at 500 Mbit/s."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from planner.schema import (
     Profile,
 )
 from runtime_client.describe import TrainingExample
+from runtime_client.describe.example import Inputs
 
 SIZES_BYTES = tuple(2**exponent for exponent in range(17, 26))
 """Full buffers of collectives."""
@@ -48,7 +48,7 @@ class Samples:
         """One more."""
         self.by_name[name].append(duration_ns)
 
-    def collect(self, part: "Callable[[Samples], None]", rounds: int) -> None:
+    def collect(self, part: "Part", rounds: int) -> None:
         """Run something that adds samples so many times undisturbed; every rank calls it alike."""
 
         def once() -> Samples:
@@ -74,62 +74,59 @@ class Samples:
         return round((high - low) / median(ordered), 4)
 
 
+Part = Callable[[Samples], None]
+"""Adds one sample of each of its names."""
+
+
 def _mean(samples: Sequence[int]) -> float:
     ordered = sorted(samples)
     return fmean(ordered[: max(1, round(0.95 * len(ordered)))])
 
 
 class CallTimer:
-    """Times calls of an unsharded model; every block is wrapped for checkpointing in a second copy."""
+    """Times calls of an unsharded model where they run, in a forward and a backward of the whole of it.
 
-    def __init__(self, example: TrainingExample, description: ModelDescription, inputs: Any) -> None:  # noqa: ANN401
+    After each call it sleeps as long as that took. Steps wait for transfers as well, and where others use the core
+    a thread that sleeps now and then is given it sooner than one that never does.
+    """
+
+    def __init__(self, example: TrainingExample, description: ModelDescription, inputs: Inputs) -> None:
         self._example = example
         self._args, self._kwargs = inputs
         self._calls = [call for call in description.calls if call.path != LOSS_PATH]
-        self._kinds = {call.path: call.kind for call in description.calls}
-        self._blocks = [call.path for call in self._calls if description.kinds[call.kind].full is not None]
-        self._marks: dict[str, int] = {}
-        self._order: list[str] = []
-        for call in self._calls:
-            example.model.get_submodule(call.path).register_forward_hook(self._hook(call.path))
+        self._loss_kind = next(call.kind for call in description.calls if call.path == LOSS_PATH)
+        self._samples = Samples()
+        self._resumed_ns = 0
+        for call, later in zip(self._calls, [*self._calls[1:], None], strict=True):
+            after = later.kind if later else self._loss_kind
+            example.model.get_submodule(call.path).register_forward_hook(self._hook(call.kind, after))
 
-    def _hook(self, path: str) -> Callable[..., None]:
-        def mark(module: nn.Module, args: object, output: Tensor) -> None:
-            self._marks[f"forward {path}"] = time.perf_counter_ns()
-            if output.requires_grad and f"seen {path}" not in self._marks:
-                self._marks[f"seen {path}"] = 0
-                output.register_hook(lambda gradient: self._mark_backward(path))
+    def _hook(self, kind: str, after: str) -> Callable[[nn.Module, object, Tensor], None]:
+        """The gradient of the output is there when the backward of what comes `after` has ended."""
 
-        return mark
+        def lap(module: nn.Module, args: object, output: Tensor) -> None:
+            self._lap(f"forward {kind}")
+            output.register_hook(lambda gradient: self._lap(f"backward {after}"))
 
-    def _mark_backward(self, path: str) -> None:
-        self._marks[f"backward {path}"] = time.perf_counter_ns()
+        return lap
+
+    def _lap(self, name: str) -> None:
+        duration_ns = time.perf_counter_ns() - self._resumed_ns
+        self._samples.add(name, duration_ns)
+        time.sleep(duration_ns / 1e9)
+        self._resumed_ns = time.perf_counter_ns()
 
     def run(self, samples: Samples) -> None:
         """One forward and backward; adds `forward KIND` and `backward KIND` for each call."""
-        self._marks.clear()
+        self._samples = samples
         self._example.model.zero_grad(set_to_none=True)
-        began = time.perf_counter_ns()
+        self._resumed_ns = time.perf_counter_ns()
         output = self._example.model(*self._args, **self._kwargs)
-        loss_began = time.perf_counter_ns()
         loss = self._example.loss(output, self._args, self._kwargs)
         del output
-        loss_ended = time.perf_counter_ns()
+        self._lap(f"forward {self._loss_kind}")
         loss.backward()  # type: ignore[no-untyped-call]
-        ended = time.perf_counter_ns()
-        loss_kind = self._kinds[LOSS_PATH]
-        samples.add(f"forward {loss_kind}", loss_ended - loss_began)
-        before = began
-        for call in self._calls:
-            mark = self._marks[f"forward {call.path}"]
-            samples.add(f"forward {call.kind}", mark - before)
-            before = mark
-        after = ended
-        for call in self._calls:
-            mark = self._marks[f"backward {call.path}"]
-            samples.add(f"backward {call.kind}", after - mark)
-            after = mark
-        samples.add(f"backward {loss_kind}", after - loss_ended)
+        self._lap(f"backward {self._calls[0].kind}")
 
 
 class RecomputeTimer:
@@ -153,7 +150,9 @@ class RecomputeTimer:
         block.zero_grad(set_to_none=True)
         y = block(torch.randn(self._shape).requires_grad_())
         gradient = torch.randn_like(y)
-        return timed(lambda: y.backward(gradient))
+        duration_ns = timed(lambda: y.backward(gradient))
+        time.sleep(duration_ns / 1e9)
+        return duration_ns
 
 
 def collective_ns(collective: str, size_bytes: int, num_ranks: int) -> Callable[[], dist.Work]:

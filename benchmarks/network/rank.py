@@ -8,8 +8,7 @@ Rank, world size and the address of rank 0 come from the environment, as torchru
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +26,7 @@ from benchmarks.network.models import MODELS
 from benchmarks.network.profiling import (
     SIZES_BYTES,
     CallTimer,
+    Part,
     RecomputeTimer,
     Samples,
     add_copies,
@@ -90,8 +90,9 @@ class Ranks:
 
     def measured(self, variant: Variant) -> dict[str, object]:
         """Profile, plan and steps of one variant."""
-        profile, spread = self.profile()
-        request = self.request(profile, variant)
+        profiler = self.profiler()
+        profiler.run(self.job.profile_rounds)
+        request = self.request(self.agreed(profiler.profile(), Profile), variant)
         shape = Shape(
             num_blocks=self.spec.num_blocks,
             num_ranks=self.world,
@@ -99,7 +100,9 @@ class Ranks:
             num_micro_batches=variant.num_micro_batches,
         )
         chosen, budget, plan = self.arms(request, shape, variant)
-        rows = self.steps(chosen, request)
+        trainers = self.steps(chosen, profiler)
+        profile = self.agreed(profiler.profile(), Profile)
+        request = request.model_copy(update={"profile": profile})
         return {
             "model": self.job.model,
             "megabits": self.job.megabits,
@@ -108,46 +111,19 @@ class Ranks:
             **asdict(variant),
             "budget_bytes": budget,
             "plan": plan,
-            "spread": spread,
+            "spread": profiler.samples.spread("backward block"),
             "profile": json.loads(profile.to_json()),
-            "arms": rows,
+            "arms": [self._row(arm, request, one) for arm, one in zip(chosen, trainers, strict=True)],
         }
 
     # Profile
 
-    def profile(self) -> tuple[Profile, float]:
-        """A profile of these ranks, and the spread of the longest call: (p90 - p10) / median."""
-        example = self.spec.example()
-        block = example.model.get_submodule("layers.0")
+    def profiler(self) -> "Profiler":
+        """What measures these ranks."""
         sharded = Trainer(self.spec.example(), self.default(), self.mesh, self.inputs, is_stock=False)
         sharded.step()
         sharded.fill_gradients()
-        timer = CallTimer(example, self.description, self.inputs)
-        x = torch.randn(self.spec.micro_batch, self.spec.sequence, _width(example.model))
-        top = 4 * max(2**20, self.unit_bytes())
-        sizes = [size for size in SIZES_BYTES if size <= 2 * top]
-        samples = Samples()
-        parts: tuple[Callable[[Samples], None], ...] = (
-            timer.run,
-            RecomputeTimer(self.spec.example(), self.description, tuple(x.shape)).run,
-            lambda one: add_transfers(one, self.world, sizes),
-            lambda one: add_copies(one, self.world),
-            lambda one: add_optimizer(one, sharded.optimizer),
-            lambda one: add_overlap(one, lambda: block(x).sum().backward(), self.unit_bytes(), self.world),
-            lambda one: one.add("launch", timed(lambda: [x.view(-1) for _ in range(100)]) // 100),
-        )
-        for part in parts:
-            part(Samples())
-            samples.collect(part, self.job.profile_rounds)
-        times = samples.slowest()
-        profile = profile_of(
-            times,
-            self.description,
-            point=(self.spec.micro_batch, self.spec.sequence),
-            num_ranks=self.world,
-            num_optimizer_parameters=sharded.num_parameters,
-        )
-        return self.agreed(profile, Profile), samples.spread("backward block")
+        return Profiler(self, sharded)
 
     def unit_bytes(self) -> int:
         """Gathered bytes of a block."""
@@ -196,7 +172,7 @@ class Ranks:
             least, most = (predict(request, arm.decisions).peak.reserved_bytes for arm in (checkpointed, plain))
             budget = least + (most - least) // 4
             request = cluster.within(request, budget)
-        by_hand = [plain, checkpointed, *arms.grid(shape)]
+        by_hand = [plain, checkpointed, *(arms.grid(shape) if self.job.has_grid else ())]
         fitting = [arm for arm in by_hand if self._fits(request, arm, budget)]
         if budget is None:
             fitting = [arm for arm in fitting if not arm.decisions.activations]
@@ -218,75 +194,109 @@ class Ranks:
 
     # Steps
 
-    def steps(self, chosen: list[Arm], request: PlanRequest) -> list[dict[str, object]]:
-        """Every arm takes a step by turns."""
+    def steps(self, chosen: list[Arm], profiler: "Profiler") -> list["Steps"]:
+        """Every arm takes a step by turns, and a round of the profile follows."""
         trainers = [
             Trainer(self.spec.example(), arm.decisions, self.mesh, self.inputs, is_stock=arm.is_stock)
             for arm in chosen
         ]
-        times: list[list[int]] = [[] for _ in chosen]
-        shares: list[list[float]] = [[] for _ in chosen]
-        losses = [[trainer.step().item(), trainer.step().item()] for trainer in trainers]
+        found = [Steps(losses=[trainer.step().item(), trainer.step().item()]) for trainer in trainers]
         watch = Interference()
         for number in range(TRIES * self.job.rounds):
-            for place, trainer in enumerate(trainers):
-                wanted = _STOCK_ROUNDS if chosen[place].is_stock else self.job.rounds
-                if sum(share <= MOST for share in shares[place]) >= wanted or _is_over(chosen[place], number):
+            for arm, trainer, steps in zip(chosen, trainers, found, strict=True):
+                if steps.num_undisturbed >= self.job.rounds or (arm.is_stock and number >= _STOCK_ROUNDS):
                     continue
                 dist.barrier()
                 watch.begin()
                 taken_ns, loss = trainer.timed_step()
-                shares[place].append(most_of_ranks(watch.end()))
-                losses[place].append(loss)
-                times[place].append(taken_ns)
-        peaks = [trainer.peak_bytes() for trainer in trainers]
-        return [
-            self._row(arm, request, _slowest(times[place]), shares[place], losses[place], peaks[place])
-            for place, arm in enumerate(chosen)
-        ]
+                waited = most_of_ranks(watch.end())
+                steps.waited.append(waited)
+                steps.times_ns.append(most_of_ranks(taken_ns))
+                steps.losses.append(loss)
+            if number < self.job.rounds:
+                profiler.run(1)
+        for trainer, steps in zip(trainers, found, strict=True):
+            steps.peak_bytes = trainer.peak_bytes()
+        return found
 
-    def _least_disturbed(self, times: list[float], shares: list[float]) -> list[float]:
-        """The undisturbed steps, or as many of the least disturbed ones as there should be."""
-        ordered = sorted(zip(shares, times, strict=True))
-        return [time for _, time in ordered[: self.job.rounds]]
-
-    def _row(
-        self,
-        arm: Arm,
-        request: PlanRequest,
-        times: list[float],
-        shares: list[float],
-        losses: list[float],
-        peak: int,
-    ) -> dict[str, object]:
+    def _row(self, arm: Arm, request: PlanRequest, steps: "Steps") -> dict[str, object]:
         runs = HostRuns.EVERYTHING if arm.is_stock else HostRuns.KERNELS
         expected = predict(cluster.run_by(request, runs), arm.decisions)
+        decisions = json.loads(arm.decisions.model_dump_json(exclude_defaults=True))
         return {
             "name": arm.name,
-            "step_ms": [round(value / 1e6, 2) for value in times],
-            "waited": [round(value, 4) for value in shares],
-            "median_ms": round(median(self._least_disturbed(times, shares)) / 1e6, 2),
+            "median_ms": round(median(steps.least_disturbed(self.job.rounds)) / 1e6, 2),
             "predicted_ms": round(expected.step_time_ns / 1e6, 2),
-            "breakdown": json.loads(expected.breakdown.model_dump_json()),
-            "losses": losses,
-            "peak_bytes": peak,
+            "peak_bytes": steps.peak_bytes,
             "predicted_peak_bytes": expected.peak.allocated_bytes,
             "predicted_reserved_bytes": expected.peak.reserved_bytes,
-            "decisions": json.loads(arm.decisions.model_dump_json(exclude_defaults=True))
-            if arm.name == arms.PLAN
-            else None,
+            "step_ms": [round(value / 1e6, 2) for value in steps.times_ns],
+            "waited": [round(value, 4) for value in steps.waited],
+            "losses": steps.losses,
+            "breakdown": json.loads(expected.breakdown.model_dump_json()),
+            "decisions": decisions if arm.name == arms.PLAN else None,
         }
 
 
-def _is_over(arm: Arm, number: int) -> bool:
-    return arm.is_stock and number >= _STOCK_ROUNDS
+@dataclass(slots=True, kw_only=True)
+class Steps:
+    """What one arm's steps took and gave."""
+
+    losses: list[float]
+    times_ns: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    """Share of each step; see `Interference`."""
+    peak_bytes: int = 0
+
+    @property
+    def num_undisturbed(self) -> int:
+        """Steps that count as such."""
+        return sum(share <= MOST for share in self.waited)
+
+    def least_disturbed(self, most: int) -> list[float]:
+        """Times of so many steps."""
+        return [time for _, time in sorted(zip(self.waited, self.times_ns, strict=True))[:most]]
 
 
-def _slowest(values: list[Any]) -> list[float]:
-    """Of each step, the most of all ranks."""
-    most = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return [float(value) for value in most.tolist()]
+class Profiler:
+    """Measures by rounds, so that the steps of arms can take turns with it."""
+
+    def __init__(self, ranks: Ranks, sharded: Trainer) -> None:
+        self.samples = Samples()
+        self._ranks = ranks
+        self._sharded = sharded
+        spec, world, unit_bytes = ranks.spec, ranks.world, ranks.unit_bytes()
+        example = spec.example()
+        block = example.model.get_submodule("layers.0")
+        x = torch.randn(spec.micro_batch, spec.sequence, _width(example.model))
+        sizes = [size for size in SIZES_BYTES if size <= 8 * max(2**20, unit_bytes)]
+        self._parts: tuple[Part, ...] = (
+            CallTimer(example, ranks.description, ranks.inputs).run,
+            RecomputeTimer(spec.example(), ranks.description, tuple(x.shape)).run,
+            lambda one: add_transfers(one, world, sizes),
+            lambda one: add_copies(one, world),
+            lambda one: add_optimizer(one, sharded.optimizer),
+            lambda one: add_overlap(one, lambda: block(x).sum().backward(), unit_bytes, world),
+            lambda one: one.add("launch", timed(lambda: [x.view(-1) for _ in range(100)]) // 100),
+        )
+        for part in self._parts:
+            part(Samples())
+
+    def run(self, rounds: int) -> None:
+        """So many samples more of everything."""
+        for part in self._parts:
+            self.samples.collect(part, rounds)
+
+    def profile(self) -> Profile:
+        """Of all samples so far."""
+        spec = self._ranks.spec
+        return profile_of(
+            self.samples.slowest(),
+            self._ranks.description,
+            point=(spec.micro_batch, spec.sequence),
+            num_ranks=self._ranks.world,
+            num_optimizer_parameters=self._sharded.num_parameters,
+        )
 
 
 def _width(model: nn.Module) -> int:

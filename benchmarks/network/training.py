@@ -1,7 +1,6 @@
 """A model sharded by decisions, one optimizer step at a time."""
 
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from benchmarks.network.overlap import Transfers, overlap
 from planner.schema import Decisions
 from runtime_client.apply import apply_decisions
 from runtime_client.describe import TrainingExample
+from runtime_client.describe.example import Inputs
 from runtime_client.dryrun.memory import PeakTracker
 
 
@@ -22,7 +22,7 @@ class Trainer:
         example: TrainingExample,
         decisions: Decisions,
         mesh: DeviceMesh,
-        inputs: Any,
+        inputs: Inputs,
         *,
         is_stock: bool,
     ) -> None:

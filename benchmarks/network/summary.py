@@ -1,0 +1,115 @@
+"""Tables of measured variants, and which bars they miss."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.network.arms import DEFAULT, PLAN, STOCK
+
+Line = dict[str, Any]
+Arm = dict[str, Any]
+MEDIAN_ERROR, WORST_ERROR, PEAK_ERROR = 0.05, 0.10, 0.02
+"""Most of the predicted step time, over all arms and of any, and of the peak."""
+NOISE = 0.03
+"""The plan counts as slower when it takes longer by more than this."""
+LOSS_ERROR = 1e-5
+"""Arms that accumulate before they reduce add in another order."""
+RANKS_WITH_BARS = 2
+
+
+def step_error(arm: Arm) -> float:
+    """Predicted against measured step."""
+    return float(arm["predicted_ms"] / arm["median_ms"] - 1)
+
+
+def peak_error(arm: Arm) -> float:
+    """Predicted against measured peak."""
+    return float(arm["predicted_peak_bytes"] / arm["peak_bytes"] - 1)
+
+
+def plan_of(line: Line) -> Arm:
+    """The planned arm."""
+    return next(arm for arm in line["arms"] if arm["name"] == PLAN)
+
+
+def stock_of(line: Line) -> Arm:
+    """FSDP2's own collectives."""
+    return next(arm for arm in line["arms"] if arm["name"] == STOCK)
+
+
+def default_of(line: Line) -> Arm:
+    """FSDP2's default knobs that fit: with all blocks checkpointed where it does not fit without."""
+    return next(arm for arm in line["arms"] if arm["name"].startswith(DEFAULT))
+
+
+def best_by_hand(line: Line) -> Arm:
+    """The fastest arm that a person would try."""
+    by_hand = [arm for arm in line["arms"] if arm["name"] not in (PLAN, STOCK)]
+    return min(by_hand, key=lambda arm: float(arm["median_ms"]))
+
+
+def tables(lines: Sequence[Line]) -> str:
+    """Two markdown tables: what the plan gains, and how far predictions are off."""
+    rows = [
+        "| ranks | default ms | best by hand | plan | plan / default | plan / best | stock / plan |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *map(_gain, lines),
+        "",
+        "| ranks | arms | step: median error | worst | peak: worst error | waited for the core |",
+        "|---|---:|---:|---:|---:|---:|",
+        *map(_errors, lines),
+    ]
+    return "\n".join(rows)
+
+
+def _gain(line: Line) -> str:
+    default, best, plan, stock = default_of(line), best_by_hand(line), plan_of(line), stock_of(line)
+    took = float(plan["median_ms"])
+    cells = [f"{arm['median_ms']:.0f}" for arm in (default, best, plan)]
+    cells += [f"{took / other['median_ms']:.3f}" for other in (default, best)]
+    return f"| {line['name']} | {' | '.join(cells)} | {stock['median_ms'] / took:.2f} |"
+
+
+def _errors(line: Line) -> str:
+    steps = [step_error(arm) for arm in line["arms"]]
+    peaks = [peak_error(arm) for arm in line["arms"]]
+    waited = median(share for arm in line["arms"] for share in arm["waited"])
+    cells = [
+        f"{len(steps)}",
+        f"{median(map(abs, steps)):.1%}",
+        f"{max(steps, key=abs):+.1%}",
+        f"{max(peaks, key=abs):+.2%}",
+        f"{waited:.0%}",
+    ]
+    return f"| {line['name']} | {' | '.join(cells)} |"
+
+
+def failures(lines: Sequence[Line]) -> list[str]:
+    """Bars that are missed, in words; runs of more ranks than cores are only reported."""
+    barred = [line for line in lines if line["ranks"] == RANKS_WITH_BARS]
+    if not barred:
+        return []
+    middle = median(abs(step_error(arm)) for line in barred for arm in line["arms"])
+    found = [f"steps are predicted within {middle:.1%} in the median"] if middle > MEDIAN_ERROR else []
+    return found + [f"{line['name']}: {words}" for line in barred for words in _missed(line)]
+
+
+def _missed(line: Line) -> Iterator[str]:
+    for arm in line["arms"]:
+        if abs(step_error(arm)) > WORST_ERROR:
+            yield f"the step of {arm['name']!r} is predicted {step_error(arm):+.1%} off"
+        if abs(peak_error(arm)) > PEAK_ERROR:
+            yield f"the peak of {arm['name']!r} is predicted {peak_error(arm):+.1%} off"
+    plan = plan_of(line)
+    for other in (default_of(line), best_by_hand(line)):
+        if plan["median_ms"] > other["median_ms"] * (1 + NOISE):
+            yield f"the plan is slower than {other['name']!r}: {plan['median_ms']} ms against {other['median_ms']}"
+    yield from _losses_that_differ(line)
+
+
+def _losses_that_differ(line: Line) -> Iterator[str]:
+    first = line["arms"][0]
+    for arm in line["arms"]:
+        pairs = zip(arm["losses"], first["losses"], strict=False)
+        if any(abs(loss - expected) > LOSS_ERROR * abs(expected) for loss, expected in pairs):
+            yield f"the losses of {arm['name']!r} differ from those of {first['name']!r}"
