@@ -1,7 +1,10 @@
+"""The script runs end to end on a CPU, in an environment that has torch and pydantic alone."""
+
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,21 +16,32 @@ from planner.schema import (
     Plan,
     PlanRequest,
     Precision,
+    Profile,
     Workload,
 )
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
+NOT_NEEDED = ("ortools", "fastapi", "sqlalchemy", "typer", "httpx2", "yaml", "transformers")
+BLOCK = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {NOT_NEEDED}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
 
 
-def run(*arguments: str | Path) -> str:
+def run(folder: Path, *arguments: str | Path) -> str:
+    (folder / "sitecustomize.py").write_text(BLOCK)
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", SCRIPT, "--device", "cpu", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        cwd=folder,
+        env={"PYTHONPATH": str(folder), "PATH": "", "OMP_NUM_THREADS": "1"},
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
@@ -38,29 +52,51 @@ def planned(model: ModelDescription) -> Plan:
         name="one device",
         node_groups=(NodeGroup(num_nodes=1, devices_per_node=1, device="H100-80G", intra_node="nvlink4"),),
     )
-    workload = Workload(micro_batch=4, sequence=256, global_batch=4, precision=Precision())
+    workload = Workload(micro_batch=2, sequence=256, global_batch=2, precision=Precision())
     return make_plan(PlanRequest(model=model, cluster=cluster, workload=workload))
 
 
-def test_it_measures_the_default_and_the_checkpointed_default(tmp_path):
-    output = tmp_path / "measurements.json"
-    printed = run("--steps", "2", "--output", output)
-    plain, checkpointed = json.loads(output.read_text())["measurements"]
-    assert (plain["name"], checkpointed["name"]) == ("default", "checkpointed")
-    assert plain["loss"] == pytest.approx(checkpointed["loss"], abs=1e-6)
-    assert plain["dry_run_bytes"] > checkpointed["dry_run_bytes"]
-    assert plain["step_ms"] > 0
-    assert plain["allocated_bytes"] is None
-    assert printed.count("\n") == 4
-
-
-def test_it_measures_a_plan_of_the_model_that_it_describes(tmp_path):
-    model = tmp_path / "model.json"
-    run("--write-model", model)
-    plan, output = tmp_path / "plan.json", tmp_path / "measurements.json"
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """Document and table of one run over everything, a plan of the Llama among it."""
+    folder = tmp_path_factory.mktemp("check")
+    model, plan, output = folder / "model.json", folder / "plan.json", folder / "check.json"
+    run(folder, "--write-model", model)
     plan.write_text(planned(ModelDescription.from_json(model.read_text())).to_json())
-    printed = run("--steps", "1", "--plan", plan, "--output", output)
-    measured = json.loads(output.read_text())["measurements"][2]
-    assert measured["name"] == "plan"
-    assert measured["predicted_allocated_bytes"] == pytest.approx(measured["dry_run_bytes"], rel=0.01)
-    assert "| plan |" in printed
+    printed = run(folder, "--steps", "1", "--seconds", "0.1", "--plan", plan, "--output", output)
+    return json.loads(output.read_text()), printed
+
+
+def test_it_measures_every_configuration_and_the_plan(found: tuple[dict[str, Any], str]) -> None:
+    document, printed = found
+    rows = document["measurements"]
+    assert [row["failure"] for row in rows] == [""] * len(rows)
+    llama = [row for row in rows if row["model"] == "llama"]
+    assert {"default", "all checkpointed", "units on the host", "every second offloaded", "ragged", "plan"} < {
+        row["name"] for row in llama
+    }
+    for model in ("llama", "llama, loss in chunks", "moe"):
+        assert f"| {model} | default |" in printed
+    assert len({round(row["loss"], 4) for row in llama if row["name"] != "plan"}) == 1
+    assert all(row["step_ms"] > 0 and row["predicted_step_ms"] > 0 for row in rows)
+    assert all(row["allocated_bytes"] is None for row in rows), "a CPU counts no bytes"
+
+
+def test_checkpointing_and_offload_are_predicted_to_need_less(found: tuple[dict[str, Any], str]) -> None:
+    peaks = {
+        row["name"]: row["predicted_allocated_bytes"] for row in found[0]["measurements"] if row["model"] == "llama"
+    }
+    assert peaks["all checkpointed"] < peaks["every second checkpointed"] < peaks["default"]
+    assert peaks["units on the host"] < peaks["default"]
+
+
+def test_its_profiles_are_documents_that_plans_take(found: tuple[dict[str, Any], str]) -> None:
+    profiles = [Profile.from_object(one, source="profiles") for one in found[0]["profiles"]]
+    assert [one.name for one in profiles] == [
+        "gpu-check-llama",
+        "gpu-check-llama, loss in chunks",
+        "gpu-check-moe",
+    ]
+    for one in profiles:
+        assert one.model_fingerprint
+        assert any(call.kind == "block" and call.forward_ns for call in one.calls)
