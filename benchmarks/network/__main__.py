@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.network import namespaces
 from benchmarks.network.cell import RanksFailed, run
 from benchmarks.network.job import Job, Variant
-from benchmarks.network.models import MODELS
+from benchmarks.network.models import MEASURED, MODELS
 from benchmarks.network.summary import failures, tables
 from benchmarks.record import done_before, provenance
 from runtime_client.describe import describe
@@ -84,7 +84,7 @@ def _name(model: str, megabits: int, ranks: int, variant: Variant) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MEASURED))
     parser.add_argument("--megabits", nargs="+", type=int, default=list(RATES), help="rates of the links")
     parser.add_argument("--ranks", type=int, default=2, help="4 on 2 cores is for the record")
     parser.add_argument("--rounds", type=int, default=8, help="steps of each arm")

@@ -131,8 +131,15 @@ def _wide() -> nn.Module:
     return Stack(lambda: WideBlock(512, 1536), 4, 512, 1024)
 
 
+def _small() -> nn.Module:
+    return Stack(lambda: LlamaBlock(64, 2), 3, 64, 256)
+
+
 MODELS: Mapping[str, NetworkModel] = {
     "llama": NetworkModel(build=_llama, num_blocks=6, vocabulary=1024, micro_batch=2, sequence=256),
     "gpt": NetworkModel(build=_gpt, num_blocks=8, vocabulary=1024, micro_batch=2, sequence=256),
     "wide": NetworkModel(build=_wide, num_blocks=4, vocabulary=1024, micro_batch=4, sequence=256),
+    "small": NetworkModel(build=_small, num_blocks=3, vocabulary=256, micro_batch=2, sequence=64),
 }
+MEASURED = ("llama", "gpt", "wide")
+"""Those of the matrix; the small one is for trying the bench."""

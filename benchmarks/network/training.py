@@ -1,6 +1,7 @@
 """A model sharded by decisions, one optimizer step at a time."""
 
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,4 +77,6 @@ class Trainer:
         """Most bytes of tensors at once in one more step, as `MemTracker` counts them."""
         tracker = PeakTracker()
         tracker.track_external(self._applied.model, self.optimizer, *self._args)
-        return tracker.phase(lambda: self.step() and None).host_bytes
+        batches = range(self._applied.decisions.num_micro_batches)
+        parts = [*(partial(self._micro_batch, index) for index in batches), self._optimizer_step]
+        return max(tracker.phase(part).host_bytes for part in parts)

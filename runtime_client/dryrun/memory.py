@@ -127,7 +127,7 @@ class PeakTracker(MemTracker):  # type: ignore[no-untyped-call]
         """Bytes allocated now in host memory."""
         return sum(self._totals("cpu"))
 
-    def phase(self, run: Callable[[], None]) -> PhasePeak:
+    def phase(self, run: Callable[[], object]) -> PhasePeak:
         """Run something and return its peak."""
         self.reset_mod_stats()
         with self, _hooks_that_hold_no_gradients():
