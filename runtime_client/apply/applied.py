@@ -1,8 +1,9 @@
 """What a trainer holds after a plan was applied."""
 
 import itertools
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,8 @@ from runtime_client.errors import (
     UnknownParameter,
 )
 from runtime_client.fingerprint import iter_parameters
+from runtime_client.offload.optimizer import OffloadedOptimizer
+from runtime_client.offload.units import offloaded_units
 from runtime_client.ragged.local_pieces import LocalPiece, local_pieces
 
 _MUON = "runtime_client.optimizers.Muon from named parameters with owners=applied.owners"
@@ -39,6 +42,52 @@ class AppliedPlan:
     """Of the plan; None for decisions that came without one."""
     activation_offload: ActivationOffload | None = None
     """Where the plan offloads activations, what does it."""
+    offloaded_optimizers: list[OffloadedOptimizer] = field(default_factory=list, repr=False)
+    """What `optimizer` has built for state off the device."""
+
+    def optimizer(
+        self,
+        kind: type[Optimizer],
+        params: Iterable[Any] | None = None,
+        *,
+        in_backward: bool = False,
+        **options: Any,  # noqa: ANN401
+    ) -> Optimizer:
+        """Build an optimizer that keeps its state where the plan says; `kind(params, **options)` where that is all.
+
+        Options that the plan decided (`optimizer_options`) are added. Where state is off the device the result is
+        an `OffloadedOptimizer`, with the methods, groups and state dicts of `kind`.
+
+        Args:
+            kind: class of the optimizer; with state off the device `torch.optim.Adam` or `AdamW`.
+            params: as the kind takes them; all trainable parameters of the model by default.
+            in_backward: let the CPU update a unit as soon as its gradients are complete, while backward goes on.
+                Only for training that neither clips nor scales gradients, and steps after every backward.
+            options: as of the kind.
+
+        Raises:
+            UnsupportedOptimizer: the kind or an option cannot have its state off the device.
+            OptimizerDiffersFromPlan: as `check_optimizer`.
+        """
+        if issubclass(kind, torch.optim.Adam):
+            options = {**self.optimizer_options, **options}
+        chosen = [p for p in self.model.parameters() if p.requires_grad] if params is None else params
+        units = offloaded_units(self.model, self.decisions)
+        if not units:
+            made: Optimizer = kind(chosen, **options)
+        else:
+            made = OffloadedOptimizer(
+                cast(type[torch.optim.Adam], kind),
+                chosen,
+                units,
+                device_type=self.mesh.device_type,
+                in_backward=in_backward,
+                is_last=self.decisions.num_micro_batches == 1,
+                **options,
+            )
+            self.offloaded_optimizers.append(made)
+        self.check_optimizer(made)
+        return made
 
     @property
     def optimizer_options(self) -> dict[str, bool]:
@@ -68,6 +117,8 @@ class AppliedPlan:
 
     def set_is_last_micro_batch(self, is_last: bool) -> None:
         """As `begin_micro_batch`, for trainers that only know whether the optimizer steps after it."""
+        for optimizer in self.offloaded_optimizers:
+            optimizer.begin_micro_batch(is_last=is_last)
         match self.decisions.runtime.gradient_sync:
             case GradientSync.LAST_MICRO_BATCH:
                 self._root.set_requires_gradient_sync(is_last)
@@ -149,7 +200,10 @@ class AppliedPlan:
 
         Raises:
             RuntimeError: the norm is not finite, where `error_if_nonfinite` asks for that.
+            StepAlreadyBegun: the optimizer has used gradients in backward.
         """
+        for optimizer in self.offloaded_optimizers:
+            optimizer.check_not_begun()
         return clip_grad_norm(
             self.model.parameters(), max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
         )
@@ -174,18 +228,25 @@ class AppliedPlan:
 
         Raises:
             OptimizerBuiltTooEarly: it holds a parameter that the model no longer has.
-            OptimizerDiffersFromPlan: it is an Adam, AdamW or Muon that steps in another way than the plan decided.
+            OptimizerDiffersFromPlan: it is an Adam, AdamW or Muon that steps in another way than the plan decided,
+                or it has state on the device that the plan has elsewhere.
         """
         if isinstance(optimizer, torch.optim.Muon) and getattr(optimizer, "owners", {}) != self.owners:
             right = _MUON if self.owners else "it without owners"
             raise OptimizerDiffersFromPlan(f"Muon has other owners of its matrices than the plan: build {right}")
         names = {id(parameter): name for name, parameter in iter_parameters(self.model)}
+        elsewhere = {id(p) for unit in offloaded_units(self.model, self.decisions).values() for p in unit}
         for number, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
                 if id(parameter) not in names:
                     raise OptimizerBuiltTooEarly(
                         f"param_groups[{number}]['params'][{place}] (shape {tuple(parameter.shape)}) is not a "
                         "parameter of the sharded model: build the optimizer after apply_plan"
+                    )
+                if id(parameter) in elsewhere and not isinstance(optimizer, OffloadedOptimizer):
+                    raise OptimizerDiffersFromPlan(
+                        f"the plan keeps the optimizer state of {names[id(parameter)]!r} off the device, but this "
+                        f"{type(optimizer).__name__} would not: build it with AppliedPlan.optimizer"
                     )
             if isinstance(optimizer, torch.optim.Adam):  # AdamW is one too
                 self._check_implementation(group, number)

@@ -32,10 +32,10 @@ def _check_tiers(unit: UnitPlan, where: str) -> None:
     for field, tier in (("parameter_tier", unit.parameter_tier), ("optimizer_tier", unit.optimizer_tier)):
         if tier not in _TIERS:
             raise UnsupportedPlan(f"{where}.{field}: offload to {tier} cannot be applied. {_REMEDY}")
-    if unit.parameter_tier is not unit.optimizer_tier:
+    if unit.parameter_tier is StateTier.HOST and unit.optimizer_tier is not StateTier.HOST:
         raise OffloadTierMismatch(
-            f"{where}: parameter_tier is {unit.parameter_tier}, but optimizer_tier is {unit.optimizer_tier}. FSDP2 "
-            "keeps optimizer state where the sharded parameters are: set both tiers to the same."
+            f"{where}: parameter_tier is {unit.parameter_tier}, but optimizer_tier is {unit.optimizer_tier}. The "
+            "optimizer's state of parameters in host memory is there too: set both tiers to the same."
         )
 
 

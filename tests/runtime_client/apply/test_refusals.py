@@ -109,11 +109,11 @@ def test_decisions_that_cannot_be_carried_out(made: Decisions, match: str) -> No
     refused(errors.UnsupportedPlan, match, model, plan_for(model, made))
 
 
-@pytest.mark.parametrize(("parameters", "optimizer"), [("host", "device"), ("device", "host")])
-def test_optimizer_state_away_from_its_parameters(parameters: str, optimizer: str) -> None:
+def test_optimizer_state_away_from_its_parameters() -> None:
+    """That of parameters on the host; the other way round is a tier of its own."""
     model = small()
-    made = decisions((unit("", parameter_tier=parameters, optimizer_tier=optimizer),), shard=4)
-    match = rf"units\[0\]: parameter_tier is {parameters}, but optimizer_tier is {optimizer}.*both tiers"
+    made = decisions((unit("", parameter_tier="host"),), shard=4)
+    match = r"units\[0\]: parameter_tier is host, but optimizer_tier is device.*both tiers"
     refused(errors.OffloadTierMismatch, match, model, plan_for(model, made))
 
 
