@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-regeneration verify-load check format schema screenshots clean
+.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-nvme verify-regeneration verify-load check format schema screenshots clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random
 
 verify-durability: $(STAMPS)/dev ## Kill every process of a service at random moments (resumable)
 	@$(BIN)/python -m benchmarks.verify_durability $(VERIFY_ARGS)
+
+verify-nvme: $(STAMPS)/dev ## Kill a job at random moments that writes optimizer state to a disk (resumable)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.verify_nvme $(VERIFY_ARGS)
 
 check: $(STAMPS)/dev ## Lint, format check, types, import rules, JSON schemas, vendored scripts
 	@$(BIN)/ruff check .

@@ -25,6 +25,7 @@ from runtime_client.errors import (
 )
 from runtime_client.fingerprint import iter_parameters
 from runtime_client.offload.optimizer import OffloadedOptimizer
+from runtime_client.offload.state_files import StateFiles, store_of
 from runtime_client.offload.units import offloaded_units
 from runtime_client.ragged.local_pieces import LocalPiece, local_pieces
 
@@ -51,6 +52,7 @@ class AppliedPlan:
         params: Iterable[Any] | None = None,
         *,
         in_backward: bool = False,
+        state_files: StateFiles | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Optimizer:
         """Build an optimizer that keeps its state where the plan says; `kind(params, **options)` where that is all.
@@ -63,11 +65,13 @@ class AppliedPlan:
             params: as the kind takes them; all trainable parameters of the model by default.
             in_backward: let the CPU update a unit as soon as its gradients are complete, while backward goes on.
                 Only for training that neither clips nor scales gradients, and steps after every backward.
+            state_files: where and how state is kept that the plan has on NVMe.
             options: as of the kind.
 
         Raises:
             UnsupportedOptimizer: the kind or an option cannot have its state off the device.
             OptimizerDiffersFromPlan: as `check_optimizer`.
+            StateDirectoryMissing: the plan keeps state on NVMe, and `state_files` is None; else as `NvmeStore`.
         """
         if issubclass(kind, torch.optim.Adam):
             options = {**self.optimizer_options, **options}
@@ -80,12 +84,15 @@ class AppliedPlan:
                 cast(type[torch.optim.Adam], kind),
                 chosen,
                 units,
+                make_store=store_of(self.decisions, state_files),
                 device_type=self.mesh.device_type,
                 in_backward=in_backward,
                 is_last=self.decisions.num_micro_batches == 1,
                 **options,
             )
             self.offloaded_optimizers.append(made)
+            settle = made.settle
+            self.model.register_forward_hook(lambda *_: settle())
         self.check_optimizer(made)
         return made
 

@@ -11,7 +11,6 @@ from runtime_client.errors import OffloadTierMismatch, UnknownSavedOperation, Un
 from runtime_client.saved_ops import UnknownOperation, resolve_saved_ops
 
 _REMEDY = "Plan again with the client_features of this client."
-_TIERS = (StateTier.DEVICE, StateTier.HOST)
 _PRECISIONS = (DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 
 
@@ -24,18 +23,28 @@ def check_supported(decisions: Decisions) -> None:
         _check_reshard(unit.reshard_after_forward, decisions.mesh_of(unit).shard, f"{where}.reshard_after_forward")
     for index, activation in enumerate(decisions.activations):
         _check_activation(activation, f"decisions.activations[{index}]")
+    _check_one_tier(decisions)
     _check_precision(decisions)
     _check_torch(decisions)
 
 
 def _check_tiers(unit: UnitPlan, where: str) -> None:
-    for field, tier in (("parameter_tier", unit.parameter_tier), ("optimizer_tier", unit.optimizer_tier)):
-        if tier not in _TIERS:
-            raise UnsupportedPlan(f"{where}.{field}: offload to {tier} cannot be applied. {_REMEDY}")
+    if unit.parameter_tier is StateTier.NVME:
+        raise UnsupportedPlan(f"{where}.parameter_tier: offload to nvme cannot be applied. {_REMEDY}")
     if unit.parameter_tier is StateTier.HOST and unit.optimizer_tier is not StateTier.HOST:
         raise OffloadTierMismatch(
             f"{where}: parameter_tier is {unit.parameter_tier}, but optimizer_tier is {unit.optimizer_tier}. The "
             "optimizer's state of parameters in host memory is there too: set both tiers to the same."
+        )
+
+
+def _check_one_tier(decisions: Decisions) -> None:
+    """An optimizer has one store for the state of parameters on the device that is not there."""
+    units = [unit for unit in decisions.units if unit.parameter_tier is StateTier.DEVICE]
+    if {StateTier.HOST, StateTier.NVME} <= {unit.optimizer_tier for unit in units}:
+        raise UnsupportedPlan(
+            "decisions.units[..].optimizer_tier: state of parameters on the device is in part on the host, in "
+            "part on nvme. Choose one of the two for all that is not on the device."
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -76,12 +77,15 @@ class OffloadedOptimizer(Optimizer):
         self._pipeline = Pipeline(self._store, staging, device_type)
         self._device = torch.get_device_module(device_type)
         self._failed: BaseException | None = None
+        self._completed: Future[None] | None = None
         self._is_running = False
         self._begun: dict[int, Tensor] = {}
         """Units whose step began, each with some elements of its gradients as they were then."""
         self._waiting: dict[int, Any] = {}
         """Units of which some gradients are reduced, each with the event of the latest."""
         self._seen: dict[int, set[nn.Parameter]] = {}
+        for place in range(len(self._units)):
+            self._note_state(place)
         if in_backward:
             for parameter in self._unit_of:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
@@ -107,7 +111,7 @@ class OffloadedOptimizer(Optimizer):
             self._step_on_device()
             self._pipeline.finish()
             if self._is_running:
-                self._pipeline.after_stores(self._store.end_step)
+                self._completed = self._pipeline.after_stores(self._store.end_step)
             for place in self._begun:
                 self._note_state(place)
         except BaseException as error:
@@ -117,6 +121,24 @@ class OffloadedOptimizer(Optimizer):
             self._is_running = False
             self._begun, self._waiting, self._seen = {}, {}, {}
         return loss
+
+    def settle(self) -> None:
+        """Wait until the state of the last step is where it belongs.
+
+        Where it is written to a disk, every rank must call this between a step and its next reduction: then no rank
+        begins to overwrite the last step but one before all have completed the last.
+
+        Raises:
+            ShardwrightError: it could not be written.
+        """
+        completed, self._completed = self._completed, None
+        if completed is None:
+            return
+        try:
+            completed.result()
+        except BaseException as error:
+            self._failed = error
+            raise
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Say whether the gradients that come next are complete after this micro-batch."""
@@ -135,9 +157,16 @@ class OffloadedOptimizer(Optimizer):
             )
 
     def close(self) -> None:
-        """Finish what is on its way and end the threads; the optimizer is of no more use."""
-        self._pipeline.close()
-        self._store.close()
+        """Finish what is on its way and end the threads; the optimizer is of no more use.
+
+        Raises:
+            ShardwrightError: the state of the last step could not be written.
+        """
+        try:
+            self.settle()
+        finally:
+            self._pipeline.close()
+            self._store.close()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, before the first step only."""
@@ -156,6 +185,7 @@ class OffloadedOptimizer(Optimizer):
             return
         if not self._is_running:
             self._check_not_failed()
+            self.settle()
             self._store.begin_step()
             self._is_running = True
         if ready is None:
@@ -217,6 +247,7 @@ class OffloadedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; state of offloaded parameters is what it was after the last step, and only to be read."""
+        self.settle()
         light = self.state
         self.state = defaultdict(dict, {**light, **self._shown()})
         try:
@@ -226,6 +257,7 @@ class OffloadedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's; offloaded state goes where it belongs, never over the device."""
+        self.settle()
         places = self._places(state_dict)
         given = {index: places.get(index) for index in state_dict["state"]}
         left = {i: state for i, state in state_dict["state"].items() if given[i] not in self._unit_of}

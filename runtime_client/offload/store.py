@@ -26,7 +26,7 @@ class StateStore(Protocol):
         """Take over the state of all units from elsewhere; None for those that have none yet."""
 
     def begin_step(self) -> None:
-        """A step begins; what an earlier one left to write is written."""
+        """A step begins; the one before is complete."""
 
     def end_step(self) -> None:
         """All units of a step were stored."""
@@ -62,7 +62,7 @@ class HostStore:
                 place.copy_(tensor)
 
     def begin_step(self) -> None:
-        """Nothing is left to write."""
+        """Nothing to do."""
 
     def end_step(self) -> None:
         """Nothing to do."""

@@ -22,6 +22,7 @@ from planner.schema import Decisions, UnitPlan
 from runtime_client.apply import apply_decisions
 from runtime_client.fingerprint import iter_parameters
 from runtime_client.offload.errors import StepAlreadyBegun
+from runtime_client.offload.state_files import StateFiles
 from runtime_client.ragged.checkpoint import load_checkpoint, save_checkpoint
 from tests.real.llama import Llama, seeded_llama
 from tests.runtime_client.plans import checkpointed, decisions, unit
@@ -86,6 +87,14 @@ CASES = {
     "beside offloaded parameters": Case(
         tiers={"layers.0": "host", "layers.1": "host"}, parameter_tiers={"layers.0": "host"}
     ),
+    "nvme": Case(tiers=dict.fromkeys(SOME, "nvme"), clip=0.01),
+    "nvme in backward": Case(
+        tiers=dict.fromkeys(ALL, "nvme"),
+        in_backward=True,
+        micro_batches=2,
+        is_ragged=True,
+        options={"amsgrad": True},
+    ),
     "hybrid": Case(tiers=ALL, replicate=2, micro_batches=2, knobs=BFLOAT16, in_backward=True),
 }
 
@@ -115,7 +124,9 @@ class Arm:
             {"params": [p for name, p in named if ("norm" in name) is is_norm], "weight_decay": decay}
             for is_norm, decay in ((True, 0.0), (False, 0.1))
         ]
-        extra = {"in_backward": True} if self.case.in_backward and self.is_offloaded else {}
+        extra: dict[str, Any] = {}
+        if self.is_offloaded:
+            extra = {"in_backward": self.case.in_backward, "state_files": StateFiles(self.files / "state")}
         return self.applied.optimizer(self.case.kind, groups, lr=1e-2, **extra, **self.case.options)
 
     def train(self, num_steps: int) -> None:

@@ -20,9 +20,11 @@ CASES = {
         "Adam, checkpointed",
         "ragged",
         "beside offloaded parameters",
+        "nvme",
+        "nvme in backward",
         "refusals",
     ),
-    4: ("all units", "hybrid"),
+    4: ("all units", "hybrid", "nvme"),
 }
 COMPARED = ("trained", "loaded on device", "loaded elsewhere")
 NUM_PARAMETERS = 21

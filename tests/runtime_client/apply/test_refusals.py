@@ -82,7 +82,10 @@ FULL = {"module": "layers.0", "policy": "full"}
     ("made", "match"),
     [
         (decisions((unit("", parameter_tier="nvme"),), shard=4), r"units\[0\]\.parameter_tier: offload to nvme"),
-        (decisions((unit("", optimizer_tier="nvme"),), shard=4), r"units\[0\]\.optimizer_tier: offload to nvme"),
+        (
+            decisions((unit("layers.0", optimizer_tier="host"), unit("", optimizer_tier="nvme")), shard=4),
+            r"optimizer_tier: .* in part on the host, in part on nvme",
+        ),
         (decisions((unit("", reshard_after_forward=3),), shard=4), "not a divisor of the shard degree 4"),
         (decisions((unit("", reshard_after_forward=4),), shard=4), "between 1 and 4"),
         (
