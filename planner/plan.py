@@ -206,6 +206,11 @@ def _requirements(decisions: Decisions, model: ModelDescription) -> Requirements
         ClientFeature.ALIAS_GATHERS: any(unit.alias_gathers for unit in decisions.units),
         ClientFeature.MUON_OWNERS: bool(decisions.owners),
         ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in decisions.units),
+        ClientFeature.OPTIMIZER_OFFLOAD: any(
+            unit.parameter_tier is StateTier.DEVICE and unit.optimizer_tier is StateTier.HOST
+            for unit in decisions.units
+        ),
+        ClientFeature.OPTIMIZER_NVME: any(unit.optimizer_tier is StateTier.NVME for unit in decisions.units),
         ClientFeature.ACCUMULATION: runtime.gradient_sync is not GradientSync.EVERY_MICRO_BATCH
         or not all(unit.reshard_after_backward for unit in decisions.units),
     }

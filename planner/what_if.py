@@ -293,9 +293,18 @@ def _without_offload(decisions: Decisions) -> Noted:
     on_device = {"parameter_tier": StateTier.DEVICE, "optimizer_tier": StateTier.DEVICE}
     return _units(
         decisions,
-        lambda unit: (unit.parameter_tier, unit.optimizer_tier) != (StateTier.DEVICE, StateTier.DEVICE),
+        lambda unit: unit.parameter_tier is not StateTier.DEVICE,
         on_device,
         "parameters and optimizer state stay on the device",
+    )
+
+
+def _without_state_in(tier: StateTier) -> Callable[[Decisions], Noted]:
+    return lambda decisions: _units(
+        decisions,
+        lambda unit: unit.parameter_tier is StateTier.DEVICE and unit.optimizer_tier is tier,
+        {"optimizer_tier": StateTier.DEVICE},
+        "optimizer state stays on the device",
     )
 
 
@@ -311,6 +320,8 @@ _WITHOUT: Mapping[ClientFeature, Callable[[Decisions], Noted]] = {
     ClientFeature.ALIAS_GATHERS: _without_aliases,
     ClientFeature.MUON_OWNERS: _without_owners,
     ClientFeature.OFFLOAD: _without_offload,
+    ClientFeature.OPTIMIZER_OFFLOAD: _without_state_in(StateTier.HOST),
+    ClientFeature.OPTIMIZER_NVME: _without_state_in(StateTier.NVME),
     ClientFeature.ACTIVATION_OFFLOAD: _without_policy(ActivationPolicy.OFFLOAD),
     ClientFeature.REDUCE_SCATTER_BUFFERS: _runtime(reduce_scatter_max_input_buffers=1),
     ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: _runtime(separate_reduce_scatter_group=False),

@@ -11,6 +11,8 @@ CLIENT_FEATURES = (
     ClientFeature.CHECKPOINT_SELECTIVE,
     ClientFeature.GROUPED_UNITS,
     ClientFeature.OFFLOAD,
+    ClientFeature.OPTIMIZER_OFFLOAD,
+    ClientFeature.OPTIMIZER_NVME,
     ClientFeature.ACTIVATION_OFFLOAD,
     ClientFeature.REDUCE_SCATTER_BUFFERS,
     ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP,

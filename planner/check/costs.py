@@ -68,6 +68,10 @@ class StepCosts(CommunicationCosts, Protocol):
     def host_budget_bytes(self) -> int:
         """Host memory for one rank; 0 when the cluster does not say."""
 
+    @property
+    def nvme_budget_bytes(self) -> int:
+        """Room on the drives for one rank; 0 when the cluster does not say."""
+
     def forward_ns(self, kind: str, /) -> int:
         """Forward of a call."""
 
@@ -94,6 +98,12 @@ class StepCosts(CommunicationCosts, Protocol):
 
     def cpu_optimizer_ns(self, shards: Shards, /) -> int:
         """Optimizer step over shards in host memory."""
+
+    def nvme_read_ns(self, size_bytes: int, /) -> int:
+        """Read by one rank, while all of its host do."""
+
+    def nvme_write_ns(self, size_bytes: int, /) -> int:
+        """Write by one rank, while all of its host do."""
 
     def optimizer_transient_bytes(self, shards: Shards, /) -> int:
         """Device memory of the optimizer step beyond state and gradients."""

@@ -118,6 +118,10 @@ def _features(request: PlanRequest, decisions: Decisions) -> Iterator[str]:
         ClientFeature.ALIAS_GATHERS: any(unit.alias_gathers for unit in units),
         ClientFeature.MUON_OWNERS: bool(decisions.owners),
         ClientFeature.OFFLOAD: any(unit.parameter_tier is not StateTier.DEVICE for unit in units),
+        ClientFeature.OPTIMIZER_OFFLOAD: any(
+            (unit.parameter_tier, unit.optimizer_tier) == (StateTier.DEVICE, StateTier.HOST) for unit in units
+        ),
+        ClientFeature.OPTIMIZER_NVME: any(unit.optimizer_tier is StateTier.NVME for unit in units),
         ClientFeature.REDUCE_SCATTER_BUFFERS: runtime.reduce_scatter_max_input_buffers > 1,
         ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP: runtime.separate_reduce_scatter_group,
     }
@@ -183,6 +187,7 @@ def _compared(predictions: Predictions, found: Recomputed) -> Iterator[str]:
         ("peak.reserved_bytes", peak.reserved_bytes, found.reserved_bytes),
         ("peak.allocated_bytes", peak.allocated_bytes, found.allocated_bytes),
         ("host_bytes", predictions.host_bytes, found.host_bytes),
+        ("nvme_bytes", predictions.nvme_bytes, found.nvme_bytes),
         ("num_all_gathers", predictions.num_all_gathers, found.num_all_gathers),
         ("num_reduce_scatters", predictions.num_reduce_scatters, found.num_reduce_scatters),
         ("num_all_reduces", predictions.num_all_reduces, found.num_all_reduces),
@@ -203,6 +208,8 @@ def _limits(request: PlanRequest, found: Recomputed) -> Iterator[str]:
         yield f"the peak of {found.reserved_bytes} bytes exceeds the budget of {found.budget.budget_bytes}"
     if 0 < found.host_budget_bytes < found.host_bytes:
         yield f"{found.host_bytes} bytes of host memory exceed the {found.host_budget_bytes} that a rank has"
+    if found.nvme_bytes and found.nvme_budget_bytes < found.nvme_bytes:
+        yield f"{found.nvme_bytes} bytes on NVMe exceed the {found.nvme_budget_bytes} that a rank has"
     limit = request.limits.step_time_ns
     if limit is not None and found.step_time_ns > limit:
         yield f"the step of {found.step_time_ns} ns exceeds the limit of {limit}"

@@ -8,13 +8,14 @@ from planner.check.comm import CommContext
 from planner.check.costs import Shards, StepCosts
 from planner.check.group import Group
 from planner.check.machine import Machine, Stream
+from planner.check.state import AwayState, away_state
 from planner.check.structure import structural_problems
 from planner.check.units import ShardedParameter, Unit, build_units
 from planner.check.walk import Walk
 from planner.costs.model import CostModel
 from planner.schema.decisions import Decisions, GradientSync
 from planner.schema.errors import InconsistentRequest
-from planner.schema.model import Parameter
+from planner.schema.model import Parameter, StateTier
 from planner.schema.plan import MemoryBudget, MemoryCategory
 from planner.schema.request import PlanRequest
 
@@ -37,9 +38,11 @@ class Recomputed:
     """Categories at the first moment of the allocated peak."""
     host_bytes: int
     """Host memory of offloaded units at its worst moment."""
+    nvme_bytes: int
     budget: MemoryBudget
     host_budget_bytes: int
     """0 when the cluster does not say."""
+    nvme_budget_bytes: int
     num_all_gathers: int
     """In one optimizer step, over all its micro-batches."""
     num_reduce_scatters: int
@@ -89,6 +92,7 @@ class Replay(Walk):
         self.decisions = decisions
         self.model = request.model
         self._with_gradient = calls.with_gradient()
+        self._state_away = self._away_state()
 
     def run(self) -> Recomputed:
         """Run one optimizer step."""
@@ -113,8 +117,10 @@ class Replay(Walk):
             pools_bytes={pool.value: size for pool, size in machine.pool_peaks.items() if size},
             by_category_bytes=machine.categories_at_peak,
             host_bytes=machine.host_peak_bytes,
+            nvme_bytes=self._state_away.nvme_bytes,
             budget=self.costs.budget,
             host_budget_bytes=self.costs.host_budget_bytes,
+            nvme_budget_bytes=self.costs.nvme_budget_bytes,
             num_all_gathers=comm.num_all_gathers,
             num_reduce_scatters=comm.num_reduce_scatters,
             num_all_reduces=comm.num_all_reduces,
@@ -124,12 +130,14 @@ class Replay(Walk):
         """What is there when the first micro-batch that is walked starts."""
         machine = self.machine
         for unit in self.units:
-            state = sum(self.costs.optimizer_state_bytes(*shard) for shard in self._shards(unit))
+            shards = [] if unit.is_state_away else self._shards(unit)
+            state = sum(self.costs.optimizer_state_bytes(*shard) for shard in shards)
             if unit.is_on_host:
                 machine.allocate_host(unit.stored_bytes + state)
             else:
                 machine.allocate(Stream.COMPUTE, MemoryCategory.PARAMETERS, unit.stored_bytes)
                 machine.allocate(Stream.COMPUTE, MemoryCategory.OPTIMIZER, state)
+        machine.allocate_host(self._state_away.host_bytes)
         replicated = self.model.buffers_bytes + self.calls.at(self.model.inputs_bytes)
         machine.allocate(Stream.COMPUTE, MemoryCategory.BUFFERS, replicated)
         if self.decisions.num_micro_batches > 1 and treats_alike(self.decisions):
@@ -166,13 +174,22 @@ class Replay(Walk):
         return is_filled or parameter.name in self._with_gradient
 
     def _optimizer_step(self) -> int:
-        """Time of the step: shards on the device first, then those in host memory."""
-        on_device = self._shards(*(unit for unit in self.units if not unit.is_on_host))
+        """Time of the step: shards on the device, beside them those with state away, then those in host memory."""
+        on_device = self._shards(*(unit for unit in self.units if not (unit.is_on_host or unit.is_state_away)))
         on_host = self._shards(*(unit for unit in self.units if unit.is_on_host))
         transient_bytes = self.costs.optimizer_transient_bytes(on_device)
         self.machine.touch(Stream.COMPUTE, {MemoryCategory.TRANSIENTS: transient_bytes})
-        self.machine.touch_host(self.costs.optimizer_transient_bytes(on_host))
-        return _device_ns(self.costs, on_device) + (self.costs.cpu_optimizer_ns(on_host) if on_host else 0)
+        self.machine.touch_host(self.costs.optimizer_transient_bytes(on_host) + self._state_away.transient_bytes)
+        beside_ns = max(_device_ns(self.costs, on_device), self._state_away.step_ns)
+        return beside_ns + (self.costs.cpu_optimizer_ns(on_host) if on_host else 0)
+
+    def _away_state(self) -> AwayState:
+        """Units step in the order in which their first parameters are registered."""
+        places = {name: place for place, (name, _) in enumerate(self.model.iter_parameters())}
+        units = [shards for unit in self.units if unit.is_state_away and (shards := self._shards(unit))]
+        units.sort(key=lambda shards: places[shards[0][0]])
+        tiers = {unit.plan.optimizer_tier for unit in self.units if unit.is_state_away}
+        return away_state(units, on_nvme=StateTier.NVME in tiers, costs=self.costs)
 
 
 def _device_ns(costs: StepCosts, shards: Shards) -> int:

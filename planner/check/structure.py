@@ -12,10 +12,10 @@ from planner.check.rules.sharding import (
     mesh_problems,
     resharding_problems,
     shard_dim_problems,
-    tier_problems,
     unused_problems,
 )
 from planner.check.rules.units import module_problems, parameter_problems, pass_problems, root_problems
+from planner.check.state import optimizer_problems, state_problems
 from planner.check.units import build_units
 from planner.schema.decisions import Decisions
 from planner.schema.request import PlanRequest
@@ -32,7 +32,7 @@ def structural_problems(request: PlanRequest, decisions: Decisions) -> list[str]
     problems += mesh_problems(request, decisions)
     problems += resharding_problems(decisions)
     problems += shard_dim_problems(model, decisions)
-    problems += tier_problems(decisions)
+    problems += state_problems(decisions)
     problems += owner_problems(request, decisions)
     ragged = list(layout_problems(model, decisions))
     problems += ragged
@@ -44,4 +44,5 @@ def structural_problems(request: PlanRequest, decisions: Decisions) -> list[str]
         problems += prefetch_problems(model, units, calls)
         problems += unused_problems(model, decisions, units, calls)
         problems += conditional_problems(request, decisions, units)
+        problems += optimizer_problems(request, units)
     return problems

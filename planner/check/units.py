@@ -120,6 +120,11 @@ class Unit:
         return self.plan.parameter_tier is StateTier.HOST
 
     @property
+    def is_state_away(self) -> bool:
+        """Whether optimizer state is on the host or on NVMe, and shards and gradients on the device."""
+        return self.plan.parameter_tier is not self.plan.optimizer_tier
+
+    @property
     def name(self) -> str:
         """First module; the name that prefetch lists use."""
         return self.plan.modules[0]

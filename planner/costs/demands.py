@@ -16,7 +16,9 @@ class Demands:
     """Ranks that a unit is resharded to after forward, for each unit that is resharded in part."""
     separate_reduce_scatter_group: bool = False
     offloads: bool = False
-    """Some unit has its shards, or some call its activations, on the host."""
+    """Some unit has its shards or optimizer state, or some call its activations, on the host."""
+    uses_nvme: bool = False
+    """Some unit has its optimizer state on NVMe."""
     saved_ops: frozenset[tuple[str, ...]] = frozenset()
     """Operations whose outputs are kept where a call is checkpointed selectively."""
     owners: tuple[MatrixOwner, ...] = ()
@@ -37,8 +39,11 @@ class Demands:
             meshes=decisions.meshes[1:],
             partial_reshards=tuple(ranks for ranks in partial if ranks),
             separate_reduce_scatter_group=decisions.runtime.separate_reduce_scatter_group,
-            offloads=any(unit.parameter_tier is StateTier.HOST for unit in decisions.units)
+            offloads=any(
+                {unit.parameter_tier, unit.optimizer_tier} != {StateTier.DEVICE} for unit in decisions.units
+            )
             or any(entry.policy is ActivationPolicy.OFFLOAD for entry in decisions.activations),
+            uses_nvme=any(unit.optimizer_tier is StateTier.NVME for unit in decisions.units),
             saved_ops=frozenset(tuple(sorted(entry.saved_ops)) for entry in decisions.activations),
             owners=decisions.owners,
         )

@@ -1,6 +1,6 @@
 """Copies between host and device, and what one rank has of its host: memory and cores."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from planner.costs.collectives import robust_basis
@@ -16,6 +16,8 @@ from planner.schema import (
     SourcedNumber,
 )
 
+NvmeDirection = Literal["nvme_read", "nvme_write"]
+NVME_DIRECTIONS: tuple[NvmeDirection, ...] = ("nvme_read", "nvme_write")
 Direction = Literal["host_to_device", "device_to_host"]
 DIRECTIONS: tuple[Direction, ...] = ("host_to_device", "device_to_host")
 
@@ -44,6 +46,10 @@ class HostCosts:
     """Ranks that share the host."""
     memory_bytes: int
     """Memory of the host for one rank; 0 when the cluster does not say."""
+    nvme: dict[NvmeDirection, Rate] = field(default_factory=dict)
+    """Of the drives of a host; measured, else the cluster's. Empty when neither is known."""
+    nvme_bytes: int = 0
+    """Room on the drives for one rank; 0 when the cluster does not say."""
 
     @classmethod
     def of(
@@ -65,6 +71,12 @@ class HostCosts:
             parameters_per_s_per_core=profile.cpu_optimizer_parameters_per_s_per_core if profile else None,
             ranks=ranks,
             memory_bytes=min(group.host_memory_bytes for group in cluster.node_groups) // ranks,
+            nvme={
+                direction: rate
+                for direction in NVME_DIRECTIONS
+                if (rate := _nvme_rate(direction, cluster, profile)) is not None
+            },
+            nvme_bytes=min(group.nvme_bytes for group in cluster.node_groups) // ranks,
         )
 
     def copy_ns(self, direction: Direction, size_bytes: int) -> int:
@@ -81,6 +93,33 @@ class HostCosts:
                 f"{direction!r}, so what is offloaded has no cost; give one of them, or keep it on the device"
             )
         return time_ns(size_bytes, self.copies[direction].bytes_per_s)
+
+    def nvme_ns(self, direction: NvmeDirection, size_bytes: int) -> int:
+        """Read or write by one rank, while all ranks of its host do the same.
+
+        Raises:
+            InconsistentRequest: neither cluster nor profile has a bandwidth.
+        """
+        if not size_bytes:
+            return 0
+        if direction not in self.nvme:
+            raise InconsistentRequest(
+                f"cluster.node_groups[..].{direction}_bytes_per_s is 0 and the profile has no copy of direction "
+                f"{direction!r}, so optimizer state on nvme has no cost; give one of them, or keep it elsewhere"
+            )
+        return time_ns(size_bytes * self.ranks, self.nvme[direction].bytes_per_s)
+
+    def nvme_sources(self) -> tuple[SourcedNumber, ...]:
+        """Bandwidths of the drives of a host."""
+        return tuple(
+            SourcedNumber(
+                name=f"{direction.replace('nvme_', 'NVMe ')} of a host",
+                value=rate.bytes_per_s,
+                unit="bytes_per_s",
+                source=rate.source,
+            )
+            for direction, rate in self.nvme.items()
+        )
 
     @property
     def parameters_per_s(self) -> int:
@@ -133,6 +172,17 @@ class HostCosts:
             unit="per_s",
             source=NumberSource.MEASURED,
         )
+
+
+def _nvme_rate(direction: NvmeDirection, cluster: ClusterDescription, profile: Profile | None) -> Rate | None:
+    measured = [copy.bytes_per_s for copy in (profile.copies if profile else ()) if copy.direction == direction]
+    if measured:
+        return Rate(bytes_per_s=measured[-1], source=NumberSource.MEASURED)
+    stated = min(
+        group.nvme_read_bytes_per_s if direction == "nvme_read" else group.nvme_write_bytes_per_s
+        for group in cluster.node_groups
+    )
+    return Rate(bytes_per_s=stated, source=NumberSource.ASSUMED) if stated else None
 
 
 def _copy_rate(direction: Direction, device: DeviceSheet, profile: Profile | None, *, robust: bool) -> Rate | None:

@@ -161,6 +161,23 @@ class CostModel:
         """Copy to pinned host memory; errors as in `host_to_device_ns`."""
         return self._host.copy_ns("device_to_host", size_bytes)
 
+    def nvme_read_ns(self, size_bytes: int) -> int:
+        """Read from the drives of a host by each of its ranks.
+
+        Raises:
+            InconsistentRequest: neither cluster nor profile has a bandwidth for it.
+        """
+        return self._host.nvme_ns("nvme_read", size_bytes)
+
+    def nvme_write_ns(self, size_bytes: int) -> int:
+        """Write to the drives; errors as in `nvme_read_ns`."""
+        return self._host.nvme_ns("nvme_write", size_bytes)
+
+    @property
+    def nvme_budget_bytes(self) -> int:
+        """Room on the drives of a host for one rank; 0 when the cluster does not say."""
+        return self._host.nvme_bytes
+
     def taken_bytes(self, demands: Demands) -> int:
         """What further demands take from the budget: communicators. Nothing where the request states the budget."""
         if self._request.limits.memory_bytes is not None:
@@ -258,6 +275,7 @@ class CostModel:
             *self._mesh_sources(),
             *self._optimizer_source(),
             *(self._host.sources() if self._demands.offloads else ()),
+            *(self._host.nvme_sources() if self._demands.uses_nvme else ()),
             *budget_sources(self._request, self.budget),
         )
 

@@ -231,6 +231,25 @@ def cpu_optimizer_ns(workload: Workload, shards: Sequence[Shard], *, bytes_per_s
     return time_ns(moved, bytes_per_s)
 
 
+def require_adam(workload: Workload, units: Sequence[Sequence[Shard]]) -> None:
+    """Refuse optimizers whose state the client cannot keep off the device.
+
+    Raises:
+        UnsupportedField: a group of one of these parameters is not Adam's or AdamW's, with state in the type of the
+            parameter.
+        InconsistentRequest: no group matches a trainable parameter.
+    """
+    for shards in units:
+        for name, parameter, _ in shards:
+            group = group_of(workload, name)
+            if group.optimizer not in _ADAM or group.state_dtype not in (None, parameter.dtype):
+                raise UnsupportedField(
+                    f"workload.optimizer_groups[{workload.optimizer_groups.index(group)}]",
+                    f"the state of {name!r} can be off the device with Adam or AdamW alone, in the type of the "
+                    "parameter; set optimizer_tier of its unit to device",
+                )
+
+
 def muon_steps(
     workload: Workload, shards: Sequence[Shard], num_ranks: int, owners: Mapping[str, int] = NO_OWNERS
 ) -> list[MuonStep]:

@@ -16,6 +16,7 @@ from planner.program.refusals import (
     require_sound_meshes,
     require_sound_repetition,
     require_sound_resharding,
+    require_sound_tiers,
     require_sound_zeros,
 )
 from planner.program.sizes import shard_elements
@@ -81,8 +82,12 @@ def local_shards(parts: Partition, meshes: Sequence[MeshPlan], units: Collection
 
 
 def units_of(parts: Partition, knobs: Knobs, *, on_host: bool) -> list[int]:
-    """The units whose shards are on the host, or those on the device."""
-    return [unit for unit in range(len(parts.units)) if knobs.is_on_host(unit) is on_host]
+    """The units whose shards and optimizer state are on the host, or those with both on the device."""
+    return [
+        unit
+        for unit in range(len(parts.units))
+        if knobs.is_on_host(unit) is on_host and knobs.optimizer_tier(unit) is StateTier.DEVICE
+    ]
 
 
 def step_inputs(
@@ -155,12 +160,7 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
     index = {module: unit for unit, entry in enumerate(parts.units) for module in entry.modules}
     by_unit = {index[unit.modules[0]]: unit for unit in decisions.units}
     plans = [by_unit[unit] for unit in range(len(parts.units))]
-    for path, field_ok in (
-        ("decisions.units[..].parameter_tier", all(unit.parameter_tier is not StateTier.NVME for unit in plans)),
-        ("decisions.units[..].optimizer_tier", all(u.optimizer_tier is u.parameter_tier for u in plans)),
-    ):
-        if not field_ok:
-            raise UnsupportedField(path, "leave it at its default")
+    require_sound_tiers(plans)
     require_sound_meshes(decisions)
     meshes = meshes_of(decisions, parts)
     require_sound_layouts(parts, [mesh.shard for mesh in meshes])
@@ -180,6 +180,7 @@ def knobs_of(decisions: Decisions, parts: Partition) -> Knobs:
             for unit, plan in enumerate(plans)
         ),
         on_host=tuple(plan.parameter_tier is StateTier.HOST for plan in plans),
+        optimizer_tiers=tuple(plan.optimizer_tier for plan in plans),
         aliased=tuple(plan.alias_gathers for plan in plans),
         activation=activation,
         checkpointed_blocks=blocks,

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from planner.program.sizes import UnitBytes
 from planner.program.step import Resharding
 from planner.program.units import Partition
-from planner.schema import ActivationPolicy, Decisions, GradientSync, InconsistentRequest
+from planner.schema import (
+    ActivationPolicy,
+    Decisions,
+    GradientSync,
+    InconsistentRequest,
+    StateTier,
+    UnitPlan,
+    UnsupportedField,
+)
 
 
 def require_sound_zeros(decisions: Decisions, parts: Partition, sizes: Sequence[UnitBytes]) -> None:
@@ -19,6 +27,26 @@ def require_sound_zeros(decisions: Decisions, parts: Partition, sizes: Sequence[
                 "gradient, and torch 2.13 refuses to reduce their zeros with gradients that were accumulated in "
                 "another type; reduce on every micro-batch, or in the type of the gradients"
             )
+
+
+def require_sound_tiers(plans: Sequence[UnitPlan]) -> None:
+    """Shards are on the device or the host, and so is optimizer state; that of the device can be away from it."""
+    if any(unit.parameter_tier is StateTier.NVME for unit in plans):
+        raise UnsupportedField("decisions.units[..].parameter_tier", "leave it at its default")
+    off_device = set()
+    for unit in plans:
+        if unit.parameter_tier is StateTier.DEVICE:
+            off_device.add(unit.optimizer_tier)
+        elif unit.optimizer_tier is not unit.parameter_tier:
+            raise InconsistentRequest(
+                f"decisions.units[..].optimizer_tier of {unit.modules[0] or '(root)'!r} is {unit.optimizer_tier}: "
+                "optimizer state of parameters in host memory is there too; set both tiers to host"
+            )
+    if off_device >= {StateTier.HOST, StateTier.NVME}:
+        raise InconsistentRequest(
+            "decisions.units[..].optimizer_tier is host for some units and nvme for others; choose one of the two "
+            "for all that are not on the device"
+        )
 
 
 def require_sound_meshes(decisions: Decisions) -> None:

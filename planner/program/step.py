@@ -7,7 +7,7 @@ from typing import Protocol
 from planner.program.choices import Choice
 from planner.program.sizes import UnitBytes
 from planner.program.units import Partition
-from planner.schema import ActivationPolicy, GradientSync, HostRuns, MeshPlan
+from planner.schema import ActivationPolicy, GradientSync, HostRuns, MeshPlan, StateTier
 
 
 class Collectives(Protocol):
@@ -116,6 +116,8 @@ class Knobs:
     """Per unit; none at all means that every unit does."""
     on_host: tuple[bool, ...] = ()
     """Per unit: shards, their gradients and their optimizer state are in host memory. None at all: no unit."""
+    optimizer_tiers: tuple[StateTier, ...] = ()
+    """Per unit that is not on the host: where its optimizer state is. None at all: on the device."""
     aliased: tuple[bool, ...] = ()
     """Per unit: gathered in place. None at all: no unit."""
     checkpointed_blocks: frozenset[str] = frozenset()
@@ -147,6 +149,11 @@ class Knobs:
     def is_on_host(self, unit: int) -> bool:
         """Whether the unit is offloaded."""
         return self.on_host[unit] if self.on_host else False
+
+    def optimizer_tier(self, unit: int) -> StateTier:
+        """Where the optimizer state of a unit is whose parameters are on the device; of others it is with them."""
+        off_device = bool(self.optimizer_tiers) and not self.is_on_host(unit)
+        return self.optimizer_tiers[unit] if off_device else StateTier.DEVICE
 
     def is_aliased(self, unit: int) -> bool:
         """Whether the unit is gathered in place."""

@@ -73,7 +73,7 @@ class CollectiveMeasurement(Part):
 
 
 class CopyMeasurement(Part):
-    """Sustained bandwidth between memories."""
+    """Sustained bandwidth between memories: of one rank's device, or of all NVMe drives of a host together."""
 
     direction: Literal["host_to_device", "device_to_host", "device_to_device", "nvme_read", "nvme_write"]
     bytes_per_s: Positive

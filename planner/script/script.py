@@ -61,6 +61,10 @@ def _refuse_what_torch_lacks(decisions: Decisions) -> None:
             ("shards on other dimensions", decisions.shard_dims),
             ("owners of Muon's matrices", decisions.owners),
             ("methods of modules that are no units", list(_methods_of_no_unit(decisions))),
+            (
+                "optimizer state off the device",
+                any(unit.optimizer_tier is not unit.parameter_tier for unit in decisions.units),
+            ),
         )
         if used
     ]

@@ -1,4 +1,4 @@
-"""Host memory of offloaded units (`CPUOffloadPolicy`) and activations, on one rank."""
+"""Host memory of offloaded units (`CPUOffloadPolicy`), optimizer state and activations, on one rank."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -9,8 +9,10 @@ from planner.program.events import Operation, OperationKind, Program
 from planner.program.inputs import LocalShards, OptimizerBytes, local_shards, units_of
 from planner.program.sizes import UnitBytes
 from planner.program.step import Knobs, StepInputs
+from planner.program.units import Partition
 from planner.schema import ActivationPolicy
 from planner.simulate.allocator import pinned_bytes
+from planner.simulate.offloaded_state import StateMemory, tier_off_device, units_off_device
 
 
 class Change(NamedTuple):
@@ -46,6 +48,8 @@ class HostMemory:
     """Of each storage that an offloaded call keeps, within a micro-batch."""
     optimizer_transient_bytes: int = 0
     """What the optimizer step needs on top."""
+    staging: tuple[int, ...] = ()
+    """Pinned buffers that are always there."""
     changes: tuple[Change, ...] = ()
     """Copies of the last micro-batch in the order of issue; only where activations, or gradients that are not
     found, come beside other gradients, since then not all of them need be there at one time."""
@@ -59,6 +63,7 @@ class HostMemory:
         activations: tuple[int, ...] = (),
         optimizer_transient_bytes: int = 0,
         changes: tuple[Change, ...] = (),
+        off_device: StateMemory = StateMemory(),
     ) -> Self:
         """Of the units on the host.
 
@@ -68,6 +73,7 @@ class HostMemory:
             activations: storages that offloaded calls keep.
             optimizer_transient_bytes: what the optimizer step needs on top.
             changes: within the last micro-batch.
+            off_device: optimizer state of units that are not on the host.
         """
         units = list(sizes)
         gradients = tuple(size for unit, _ in units for size in _sharded_gradients(unit))
@@ -76,9 +82,10 @@ class HostMemory:
             shards=tuple(piece.stored for unit, _ in units for piece in unit.pieces),
             gradients=gradients,
             found=found,
-            optimizer_bytes=optimizer_bytes,
+            optimizer_bytes=optimizer_bytes + off_device.host_bytes,
             activations=activations,
-            optimizer_transient_bytes=optimizer_transient_bytes,
+            optimizer_transient_bytes=optimizer_transient_bytes + off_device.transient_bytes,
+            staging=off_device.staging,
             changes=changes if gradients and (activations or found not in ((), gradients)) else (),
         )
 
@@ -93,7 +100,7 @@ class HostMemory:
         return self._total(pinned_bytes)
 
     def _total(self, rounded: Callable[[int], int]) -> int:
-        kept = sum(map(rounded, self.shards)) + self.optimizer_bytes
+        kept = sum(map(rounded, self.shards)) + sum(map(rounded, self.staging)) + self.optimizer_bytes
         gradients = sum(map(rounded, self.gradients))
         if self.changes:
             levels = accumulate(change.signed(rounded) for change in self.changes)
@@ -130,7 +137,13 @@ def host_memory(
         activations=offloaded_activations(inputs, knobs),
         optimizer_transient_bytes=transient_bytes(shards),
         changes=host_changes(inputs, last, accumulating),
+        off_device=state_memory(inputs.partition, knobs, transient_bytes),
     )
+
+
+def state_memory(parts: Partition, knobs: Knobs, transient_bytes: Callable[[LocalShards], int]) -> StateMemory:
+    """Of optimizer state that is off the device while its parameters are there."""
+    return StateMemory.of(units_off_device(parts, knobs), tier_off_device(knobs), transient_bytes)
 
 
 def offloaded_activations(inputs: StepInputs, knobs: Knobs) -> tuple[int, ...]:

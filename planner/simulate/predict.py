@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.costs import CostModel
+from planner.costs.optimizer import require_adam
 from planner.extent import require_exact
 from planner.program.build import build_program
 from planner.program.events import OperationKind, Program, Stream
@@ -27,8 +28,9 @@ from planner.schema import (
     Predictions,
     StepBreakdown,
 )
-from planner.simulate.host import host_memory
+from planner.simulate.host import host_memory, state_memory
 from planner.simulate.muon import require_sound_muon
+from planner.simulate.offloaded_state import state_step_ns, tier_off_device, units_off_device
 from planner.simulate.replay import Replay, replay
 from planner.simulate.segments import Tensors, segments_of
 from planner.simulate.tensors import tensors_of
@@ -110,8 +112,11 @@ def program_of(request: PlanRequest, decisions: Decisions) -> PlanProgram:
         optimizer_transient_bytes=costs.optimizer_transient_bytes(on_device),
         decisions=decisions,
     )
+    off_device, tier = units_off_device(parts, knobs), tier_off_device(knobs)
+    require_adam(workload, off_device)
+    state_ns = state_step_ns(off_device, tier, costs)
     cpu_optimizer_ns = costs.cpu_optimizer_ns(on_host)
-    optimizer_ns = costs.optimizer_ns(on_device) + cpu_optimizer_ns
+    optimizer_ns = max(costs.optimizer_ns(on_device), state_ns) + cpu_optimizer_ns
     places = micro_batches(knobs, decisions.num_micro_batches)
     programs = tuple((build_program(inputs, place, costs), num) for place, num in places)
     for program, _ in programs:
@@ -148,6 +153,7 @@ def predictions_of(
     tokens = request.workload.global_batch * request.workload.sequence
     seconds = step_ns / 1e9
     flops = decisions.num_micro_batches * costs.model_flops()
+    off_device = state_memory(built.partition, built.knobs, costs.optimizer_transient_bytes)
     host = host_memory(
         built.inputs,
         built.knobs,
@@ -164,6 +170,7 @@ def predictions_of(
         host_bytes=host.total_bytes,
         host_reserved_bytes=host.reserved_bytes,
         host_budget_bytes=costs.host_budget_bytes if host.total_bytes else 0,
+        nvme_bytes=off_device.nvme_bytes,
         tokens_per_s=round(tokens / seconds, 3) if seconds else 0.0,
         model_flops_utilization=round(flops / (seconds * costs.peak_flops_per_s), 6) if seconds else 0.0,
         num_all_gathers=sum(num * run.count(OperationKind.ALL_GATHER) for run, num in counted),

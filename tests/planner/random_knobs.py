@@ -21,6 +21,7 @@ from planner.schema import (
     MeshPlan,
     ModelDescription,
     Moment,
+    OptimizerName,
     Parameter,
     PlanRequest,
     Polynomial,
@@ -65,7 +66,7 @@ def random_case(seed: int) -> tuple[PlanRequest, Decisions]:
     request = _changed(request, model=_with_held_inputs(request.model, random.Random(seed + 2)))
     return request, decisions.model_copy(
         update={
-            "units": tuple(units),
+            "units": _state_away(request, units, random.Random(seed + 3)),
             "activations": _activations(decisions, rng),
             "reduce_dtype": reduce_dtype,
             "shard_dims": _shard_dims(request.model, max(mesh.shard for mesh in meshes), rng),
@@ -157,7 +158,8 @@ def _with_host_link(request: PlanRequest) -> PlanRequest:
     (group,) = request.cluster.node_groups
     assert isinstance(group.device, DeviceSheet)
     device = group.device.model_copy(update={"host_link_bytes_per_s": 500_000_000})
-    group = group.model_copy(update={"device": device, "host_cores": 8, "host_memory_bytes": 2**34})
+    drive = {"nvme_bytes": 2**36, "nvme_read_bytes_per_s": 300_000_000, "nvme_write_bytes_per_s": 200_000_000}
+    group = group.model_copy(update={"device": device, "host_cores": 8, "host_memory_bytes": 2**34, **drive})
     return _changed(request, cluster=request.cluster.model_copy(update={"node_groups": (group,)}))
 
 
@@ -240,6 +242,19 @@ def _unit(unit: UnitPlan, mesh: MeshPlan, rng: random.Random) -> UnitPlan:
     if rng.random() < 0.2:
         update |= {"parameter_tier": StateTier.HOST, "optimizer_tier": StateTier.HOST}
     return unit.model_copy(update=update)
+
+
+def _state_away(request: PlanRequest, units: list[UnitPlan], rng: random.Random) -> tuple[UnitPlan, ...]:
+    """Adam's state of some units with parameters on the device is elsewhere, in two cases of five."""
+    tier = rng.choice([StateTier.HOST, StateTier.NVME, *[StateTier.DEVICE] * 3])
+    if request.workload.optimizer_groups[0].optimizer is not OptimizerName.ADAMW:
+        return tuple(units)
+    return tuple(
+        unit.model_copy(update={"optimizer_tier": tier})
+        if unit.parameter_tier is StateTier.DEVICE and rng.random() < 0.6
+        else unit
+        for unit in units
+    )
 
 
 def _activations(decisions: Decisions, rng: random.Random) -> tuple[ActivationPlan, ...]:

@@ -5,6 +5,7 @@ import pytest
 from planner.plan import make_plan
 from planner.schema import (
     DType,
+    InconsistentRequest,
     MemoryCategory,
     PlanRequest,
     Precision,
@@ -75,11 +76,57 @@ def test_no_offload_where_the_model_fits_without() -> None:
     assert {unit.parameter_tier for unit in decisions.units} == {StateTier.DEVICE}
 
 
-@pytest.mark.parametrize("field", ["parameter_tier", "optimizer_tier"])
-def test_state_on_a_drive_is_refused(field: str) -> None:
-    """NVMe (reported case 12): FSDP2 has no such tier, so nothing is predicted rather than something wrong."""
+def test_parameters_on_a_drive_are_refused() -> None:
+    """FSDP2 has no such tier, so nothing is predicted rather than something wrong."""
     found = on(StateTier.DEVICE)
     first, *others = found.decisions.units
-    units = (first.model_copy(update={field: StateTier.NVME}), *others)
-    with pytest.raises(UnsupportedField, match=field):
+    units = (first.model_copy(update={"parameter_tier": StateTier.NVME}), *others)
+    with pytest.raises(UnsupportedField, match="parameter_tier"):
         predict(found.request, found.decisions.model_copy(update={"units": units}))
+
+
+def state_away(tier: StateTier, **drive: int) -> Step:
+    """The same with its parameters on the device."""
+    found = on(StateTier.DEVICE)
+    (group,) = found.request.cluster.node_groups
+    cluster = found.request.cluster.model_copy(update={"node_groups": (group.model_copy(update=drive),)})
+    units = tuple(unit.model_copy(update={"optimizer_tier": tier}) for unit in found.decisions.units)
+    return Step(
+        request=found.request.model_copy(update={"cluster": cluster}),
+        decisions=found.decisions.model_copy(update={"units": units}),
+    )
+
+
+def test_state_alone_on_the_host_frees_half_and_costs_the_same_step() -> None:
+    """8 of 16 B for each parameter leave the device; a unit is fetched while another is updated."""
+    whole, device, state = (
+        predict(one.request, one.decisions)
+        for one in (on(StateTier.HOST), on(StateTier.DEVICE), state_away(StateTier.HOST))
+    )
+    shard_bytes = NUM_UNITS * ELEMENTS // RANKS * 4
+    freed = device.peak.optimizer_step_bytes - state.peak.optimizer_step_bytes
+    assert freed == 3 * shard_bytes  # two moments, and the copy that foreach Adam holds in its step
+    assert state.breakdown.optimizer_ns == pytest.approx(6.5 * SECOND, rel=1e-6)
+    buffers = 3 * 2 * ELEMENTS // RANKS * 4
+    assert state.host_bytes == 2 * shard_bytes + buffers + ELEMENTS // RANKS * 4
+    assert state.step_time_ns < whole.step_time_ns
+
+
+def test_state_on_a_drive() -> None:
+    """Reported case 12 with Adam's 8 B: each read and written once a step, side by side, by all ranks of a host."""
+    drive = {"nvme_bytes": 2**42, "nvme_read_bytes_per_s": 3 * 10**9, "nvme_write_bytes_per_s": 2 * 10**9}
+    found = state_away(StateTier.NVME, **drive)
+    predicted = predict(found.request, found.decisions)
+    state_bytes = 8 * NUM_UNITS * ELEMENTS
+    written_ns = state_bytes // 2  # 2 bytes a nanosecond
+    unit_ns = written_ns // NUM_UNITS
+    assert predicted.breakdown.optimizer_ns >= written_ns
+    assert predicted.breakdown.optimizer_ns - written_ns < 2 * unit_ns
+    assert 0 <= RANKS * predicted.nvme_bytes - 2 * state_bytes < RANKS * NUM_UNITS * 2 * 4096
+    assert predicted.host_bytes == (3 * 2 * 2 + 1) * 4 * ELEMENTS // RANKS
+
+
+def test_a_drive_needs_a_bandwidth() -> None:
+    found = state_away(StateTier.NVME)
+    with pytest.raises(InconsistentRequest, match="optimizer state on nvme has no cost"):
+        predict(found.request, found.decisions)

@@ -12,7 +12,7 @@ from planner.schema.decisions import (
     ShardDim,
     UnitPlan,
 )
-from planner.schema.model import ModelDescription, Parameter, StateTier
+from planner.schema.model import ModelDescription, Parameter
 from planner.schema.request import PlanRequest
 from planner.schema.workload import OptimizerName
 
@@ -90,19 +90,6 @@ def _shard_dim(model: ModelDescription, decisions: Decisions, item: ShardDim) ->
 def _reshards_in_part(unit: UnitPlan) -> bool:
     value = unit.reshard_after_forward
     return value is not None and not isinstance(value, bool)
-
-
-def tier_problems(decisions: Decisions) -> Iterator[str]:
-    """Shards are on the device or in host memory, and the optimizer is where the shards are."""
-    for unit in decisions.units:
-        title = f"unit {unit.modules[0]!r}"
-        if StateTier.NVME in (unit.parameter_tier, unit.optimizer_tier):
-            yield f"{title}: tier nvme is not modelled"
-        elif unit.optimizer_tier is StateTier.HOST and unit.parameter_tier is StateTier.DEVICE:
-            yield (
-                f"{title}: optimizer_tier host with parameter_tier device is not modelled; FSDP2 offloads "
-                "parameters, gradients and optimizer state together"
-            )
 
 
 def unused_problems(

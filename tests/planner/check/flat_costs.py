@@ -27,6 +27,9 @@ class FlatCosts:
     to_host: int = 60
     concurrent_collectives: bool = False
     host_budget_bytes: int = 0
+    nvme_budget_bytes: int = 0
+    nvme_read: int = 70
+    nvme_write: int = 80
     durations: Mapping[str, tuple[int, int, int]] = field(default_factory=lambda: DURATIONS)
     kernels: int = 1
 
@@ -68,6 +71,12 @@ class FlatCosts:
 
     def device_to_host_ns(self, size_bytes: int, /) -> int:
         return self.to_host
+
+    def nvme_read_ns(self, size_bytes: int, /) -> int:
+        return self.nvme_read
+
+    def nvme_write_ns(self, size_bytes: int, /) -> int:
+        return self.nvme_write
 
     def optimizer_state_bytes(self, name: str, parameter: Parameter, shard_elements: int, /) -> int:
         return 8 * shard_elements if parameter.requires_grad else 0

@@ -173,10 +173,16 @@ def nested_decisions(request: PlanRequest, knobs: Knobs = Knobs()) -> Decisions:
             forward_prefetch=knobs.forward_prefetch.get(name, ()),
             backward_prefetch=knobs.backward_prefetch.get(name, ()),
             parameter_tier=tier,
+            optimizer_tier=tier,
         )
         for name in names
     ]
-    root = UnitPlan(modules=("",), reshard_after_backward=knobs.reshard_after_backward, parameter_tier=tier)
+    root = UnitPlan(
+        modules=("",),
+        reshard_after_backward=knobs.reshard_after_backward,
+        parameter_tier=tier,
+        optimizer_tier=tier,
+    )
     mesh = MeshPlan(replicate=knobs.replicate, shard=request.cluster.num_devices // knobs.replicate)
     sharded = [name for name, _ in model.iter_parameters() if name.startswith("layers.")]
     full = [ActivationPlan(module=path, policy=ActivationPolicy.FULL) for path in paths]

@@ -75,7 +75,7 @@ def test_the_next_gather_copies_once_more_where_it_casts(tier: StateTier, expect
     # not copy it, nor anything from the host; its first gather holds 16 cast beside 64.
     request = blocks_only(1, precision=MIXED_PRECISION)
     decisions = tiny_decisions(request, reshard=2)
-    block = decisions.units[0].model_copy(update={"parameter_tier": tier})
+    block = decisions.units[0].model_copy(update={"parameter_tier": tier, "optimizer_tier": tier})
     found = recompute(request, decisions.model_copy(update={"units": (block, decisions.units[1])}), FlatCosts())
     assert found.pools_bytes["copy_in"] == expected
 

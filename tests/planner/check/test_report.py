@@ -164,9 +164,9 @@ def test_sound_plans_on_other_meshes_pass(replicate: int, num_micro_batches: int
         ("decisions.units.0.reshard_after_forward", 1, "reshard_after_forward 1 must be written as false"),
         ("decisions.units.0.reshard_after_forward", 4, "reshard_after_forward 4 must be written as true"),
         ("decisions.units.0.reshard_after_forward", 3, "3 does not divide the shard degree 4"),
-        ("decisions.units.0.parameter_tier", StateTier.NVME, "tier nvme is not modelled"),
-        ("decisions.units.0.optimizer_tier", StateTier.NVME, "tier nvme is not modelled"),
-        ("decisions.units.0.optimizer_tier", StateTier.HOST, "optimizer_tier host with parameter_tier device"),
+        ("decisions.units.0.parameter_tier", StateTier.NVME, "parameter_tier nvme is not modelled"),
+        ("decisions.units.0.parameter_tier", StateTier.HOST, "optimizer_tier device with parameter_tier host"),
+        ("decisions.units.0.optimizer_tier", StateTier.NVME, "what is offloaded has no cost"),
         ("decisions.units.0.layouts", ("ragged",), "layout 'ragged' is listed 0 times and 1 units have it"),
         (
             "decisions.layouts",

@@ -151,7 +151,9 @@ def test_every_pass_of_a_unit_needs_a_later_pass_of_what_it_prefetches() -> None
 def test_a_client_that_cannot_offload_or_checkpoint_selectively() -> None:
     request = sound_request()
     decisions = tiny_decisions(request)
-    host = decisions.units[0].model_copy(update={"parameter_tier": StateTier.HOST})
+    host = decisions.units[0].model_copy(
+        update={"parameter_tier": StateTier.HOST, "optimizer_tier": StateTier.HOST}
+    )
     plan = ActivationPlan(module="layers.0", policy=ActivationPolicy.SELECTIVE, saved_ops=("aten.mm.default",))
     body = sound_plan(request, decisions)
     changed = decisions.model_copy(update={"units": (host, *decisions.units[1:]), "activations": (plan,)})

@@ -53,7 +53,7 @@ def test_the_host_is_stated_when_something_is_there():
     on_host = 0
     for seed, request, decisions, built in cases(150):
         predicted = predict(request, decisions)
-        units = [unit for unit in decisions.units if unit.parameter_tier is StateTier.HOST]
+        units = [unit for unit in decisions.units if unit.optimizer_tier is not StateTier.DEVICE]
         offloaded = [entry for entry in decisions.activations if entry.policy is ActivationPolicy.OFFLOAD]
         if not predicted.host_bytes:
             assert predicted.host_reserved_bytes == predicted.host_budget_bytes == built.cpu_optimizer_ns == 0, seed
@@ -61,6 +61,8 @@ def test_the_host_is_stated_when_something_is_there():
         on_host += 1
         assert units or offloaded, seed
         assert predicted.host_bytes <= predicted.host_reserved_bytes < 2 * predicted.host_bytes, seed
+        on_nvme = any(unit.optimizer_tier is StateTier.NVME for unit in decisions.units)
+        assert (predicted.nvme_bytes > 0) is on_nvme, seed
         assert predicted.host_budget_bytes == 2**34 // request.cluster.node_groups[0].devices_per_node, seed
         assert 0 <= built.cpu_optimizer_ns <= built.optimizer_ns, seed
     assert on_host > 20
