@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-nvme verify-regeneration verify-load check format schema screenshots clean
+.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-nvme verify-regeneration verify-load check format schema screenshots clean verify-client
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ verify-load: $(STAMPS)/dev ## Load a service: known plans, new ones at once, mem
 
 verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random small problems (resumable)
 	@$(BIN)/python -m benchmarks.verify_layout $(VERIFY_ARGS)
+
+verify-client: $(STAMPS)/dev ## Train by every knob of a plan on 2 and 4 ranks: weights and collectives (resumable)
+	@$(BIN)/python -m benchmarks.verify_client $(VERIFY_ARGS)
 
 verify-durability: $(STAMPS)/dev ## Kill every process of a service at random moments (resumable)
 	@$(BIN)/python -m benchmarks.verify_durability $(VERIFY_ARGS)

@@ -9,6 +9,9 @@ each case:
 - each rank issued exactly the collectives that the planner predicts from a description of the model, with their
   bytes and in their order.
 
+A tower that all ranks but one skip in every second step (`tests.real.towers`) is compared with an unsharded copy
+that gets the batches of all ranks instead: without a plan its ranks hang.
+
 Results are appended to `docs/measurements/client/matrix.jsonl`, one line for a case and a number of ranks; those of
 the same commit are not run again. Run from the repository: `python -m benchmarks.verify_client`, or
 `make verify-client`.
@@ -28,12 +31,14 @@ from planner.program.outline import OutlineKind
 from planner.program.predicted import predicted_outline
 from planner.schema import DType, ModelDescription
 from runtime_client.describe import TrainingExample, describe, token_inputs
-from tests.real.client_cases import CASES, MICRO_BATCH, SEQUENCE, build
+from tests.real.client_cases import ANOTHER_ORDER, CASES, MICRO_BATCH, SEQUENCE, build
 from tests.real.launch import ROOT, run_ranks
+from tests.real.test_towers import planned
 
 OUTPUT = ROOT / "docs" / "measurements" / "client" / "matrix.jsonl"
 SCRIPT = ROOT / "tests" / "real" / "client_ranks.py"
 NUM_RANKS = (2, 4)
+CONDITIONAL = "tower that ranks skip"
 _COLLECTIVES = (OutlineKind.ALL_GATHER, OutlineKind.REDUCE_SCATTER, OutlineKind.ALL_REDUCE)
 
 
@@ -66,6 +71,22 @@ def measured(names: Sequence[str], num_ranks: int, folder: Path) -> list[dict[st
     return [_worst(name, num_ranks, ranks) for name, *ranks in zip(names, *lines, strict=True)]
 
 
+def conditional(num_ranks: int, folder: Path) -> dict[str, Any]:
+    """The result of a tower that some ranks skip."""
+    file = folder / "decisions.json"
+    file.write_text(planned(num_ranks, "tower*").model_dump_json())
+    outputs = run_ranks(SCRIPT.with_name("towers.py"), num_ranks, [str(file)], log_dir=folder / "tower logs")
+    difference = max(json.loads(output.stdout)["difference"] for output in outputs)
+    return {
+        "key": f"{CONDITIONAL} on {num_ranks}",
+        "case": CONDITIONAL,
+        "ranks": num_ranks,
+        "difference": difference,
+        "allowed": ANOTHER_ORDER,
+        "equal": difference <= ANOTHER_ORDER,
+    }
+
+
 def _worst(name: str, num_ranks: int, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     difference = max(rank["difference"] for rank in ranks)
     allowed = CASES[name].allowed(num_ranks)
@@ -91,21 +112,21 @@ def main() -> int:
     done = set() if arguments.again else done_before(arguments.output, "key")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
+    wanted = arguments.cases or (*CASES, CONDITIONAL)
     for num_ranks in NUM_RANKS:
-        names = [
-            name
-            for name in arguments.cases or CASES
-            if CASES[name].min_ranks <= num_ranks and f"{name} on {num_ranks}" not in done
-        ]
-        if names:
-            with tempfile.TemporaryDirectory() as folder:
+        left = [name for name in wanted if f"{name} on {num_ranks}" not in done]
+        names = [name for name in left if name in CASES and CASES[name].min_ranks <= num_ranks]
+        with tempfile.TemporaryDirectory() as folder:
+            if names:
                 results += measured(names, num_ranks, Path(folder))
+            if CONDITIONAL in left:
+                results.append(conditional(num_ranks, Path(folder)))
     with arguments.output.open("a") as output:
         for line in results:
             output.write(json.dumps(provenance() | line) + "\n")
     for line in results:
         if not line["equal"]:
-            print(f"{line['key']}: off by {line['difference']}, program equal: {line['program_equal']}")
+            print(line)
     num_equal = sum(line["equal"] for line in results)
     print(f"{num_equal} equal, {len(results) - num_equal} different, {len(done)} done before")
     return int(num_equal < len(results))

@@ -10,10 +10,12 @@ from tests.runtime_client.plans import decisions, unit
 from tests.runtime_client.ragged.layouts import rows, with_layouts
 
 MICRO_BATCH, SEQUENCE = 2, 12
-ANOTHER_ORDER = 2e-6
+ANOTHER_ORDER = 5e-7
 """Sums over ranks, micro-batches or meshes are added in another order: a few units in the last place of float32."""
-NARROW = 2e-3
-"""bfloat16 weights, or float16 sums, that round the other way."""
+GROUPED = {2: 0.0, 4: ANOTHER_ORDER}
+"""Two numbers have one sum; gloo adds four in an order that depends on their place in the buffer."""
+NARROW = 1e-4
+"""Sums in float16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ def _ragged(*, alias: bool) -> Case:
     def made(num_ranks: int) -> Decisions:
         return with_layouts(build(), decisions(PLAIN, shard=num_ranks), atom=rows, reverse=True, alias=alias)
 
-    return Case(made=made, tolerance={2: 0.0, 4: ANOTHER_ORDER})
+    return Case(made=made, tolerance=GROUPED)
 
 
 def _offload(*paths: str) -> tuple[UnitPlan, ...]:
@@ -88,7 +90,6 @@ def _offload(*paths: str) -> tuple[UnitPlan, ...]:
     return tuple(unit(*one.modules, **(tiers if one.modules[0] in paths else {})) for one in PLAIN)
 
 
-GROUPED = {2: 0.0, 4: ANOTHER_ORDER}
 CASES: dict[str, Case] = {
     "FSDP2's defaults": _as("default"),
     "2 reduce buffers": _runtime(reduce_scatter_max_input_buffers=2),
@@ -103,7 +104,7 @@ CASES: dict[str, Case] = {
     "kept after backward": _as("kept_after_backward"),
     "kept after forward, some": _as("keep"),
     "resharded to 2 ranks": _as("reshard_to_two", min_ranks=4),
-    "hybrid mesh": _as("hybrid", tolerance=ANOTHER_ORDER),
+    "hybrid mesh": _as("hybrid", tolerance=GROUPED),
     "units with a mesh of their own": _as("unit_meshes", tolerance=ANOTHER_ORDER),
     "units with a mesh of their own, clipped": _as("unit_meshes", tolerance=ANOTHER_ORDER, max_norm=0.05),
     "clipped": _as("default", max_norm=0.05),
@@ -121,7 +122,7 @@ CASES: dict[str, Case] = {
     "ragged layout": _ragged(alias=False),
     "ragged layout, gathered in place": _ragged(alias=True),
     "bfloat16": _as("bfloat16"),
-    "bfloat16, float32 outputs": _as("float32_outputs", tolerance=NARROW),
+    "bfloat16, float32 outputs": _as("float32_outputs"),
     "float16 reduction": _as("float16", tolerance=NARROW),
-    "many at once": _as("everything", tolerance=NARROW),
+    "many at once": _as("everything"),
 }
