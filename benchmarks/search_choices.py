@@ -1,14 +1,15 @@
 """Requests narrowed until all of their plans can be looked at, and what a plan made of a fixed choice."""
 
+from collections.abc import Callable
 from math import prod
 from random import Random
 
 from benchmarks.search_checks import any_member, listed_regions
 from planner.program.choices import Decision
-from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest, StateTier
+from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest, StateTier, UnitPlan
 from planner.space.candidate import ACTIVATION_OFFLOADS, Candidate, Setting, candidates, possible_micro_batches
 from planner.space.knobs import open_knobs
-from planner.space.offload import knob_of
+from planner.space.offload import Moved, knob_of
 from planner.space.opened import Region
 
 Value = bool | int | str
@@ -49,6 +50,7 @@ def _first_choices(request: PlanRequest, rng: Random) -> dict[str, Value]:
     """
     drawn: dict[str, Value] = {
         "offload": rng.choice(("none", "some", "all")),
+        "optimizer_offload": rng.choice(("none", "none", "host", "nvme")),
         "root.offload": rng.random() < 0.3,
         "activation_offload": rng.choice(ACTIVATION_OFFLOADS),
         "micro_batch": rng.choice(possible_micro_batches(request)),
@@ -99,7 +101,8 @@ def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> di
         "alias_gathers": candidate.alias_gathers,
         "gradient_sync": candidate.gradient_sync.value,
         "reshard_after_backward": not candidate.keeps_gathered,
-        "offload": "some" if candidate.offload.most else "none",
+        "offload": "some" if any(candidate.on_host) else "none",
+        "optimizer_offload": candidate.offload.moved.value,
         "activation_offload": candidate.activation_offload,
         "micro_batch": candidate.training.micro_batch,
         "reduce_dtype": str(candidate.training.reduce_dtype),
@@ -112,9 +115,15 @@ def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> di
 
 
 def _units_on_host(candidate: Candidate) -> list[tuple[str, Value]]:
-    """Whether each unit is, for plans that have some on the host."""
-    parts, most = candidate.partition, candidate.offload.most
-    return [(knob_of(parts, unit), unit in most) for unit, one in enumerate(parts.units) if most and one.parameters]
+    """Whether each unit, or its optimizer state, is off the device, for plans that have some there."""
+    parts, offload = candidate.partition, candidate.offload
+    moved, most = offload.moved, offload.most
+    yes, no = (True, False) if moved is Moved.UNITS else (moved.value, "none")
+    return [
+        (knob_of(parts, unit, moved), yes if unit in most else no)
+        for unit, one in enumerate(parts.units)
+        if most and one.parameters
+    ]
 
 
 def _value(label: str) -> Value:
@@ -128,16 +137,26 @@ def lost_choices(request: PlanRequest, decisions: Decisions) -> list[str]:
         for choice in request.fixed
         for path, _, knob in [choice.knob.rpartition(".")]
         if (knob == "reshard_after_forward" and not _reshards(decisions, path, choice.value))
-        or (knob == "offload" and path and not _is_where(decisions, path, choice.value))
+        or (path and knob in _TIERS and not _is_where(decisions, path, knob, choice.value))
         or (knob == "activation" and _policy(decisions, path) != str(choice.value).partition(":")[0])
     ]
 
 
-def _is_where(decisions: Decisions, path: str, value: Value) -> bool:
-    """Whether the unit of the module is in host memory, or not, as chosen."""
-    tiers = {unit.modules[0]: unit.parameter_tier for unit in decisions.units}
-    tier = tiers.get("" if path == "root" else path)
-    return tier is not None and (tier is StateTier.HOST) == value
+def _is_where(decisions: Decisions, path: str, knob: str, value: Value) -> bool:
+    """Whether the unit of the module, or its optimizer state alone, is where it was chosen to be."""
+    first = "" if path == "root" else path
+    return any(_TIERS[knob](unit) == value for unit in decisions.units if unit.modules[0] == first)
+
+
+def _state_tier(unit: UnitPlan) -> str:
+    return "none" if unit.optimizer_tier is unit.parameter_tier else unit.optimizer_tier.value
+
+
+_TIERS: dict[str, Callable[[UnitPlan], Value]] = {
+    "offload": lambda unit: unit.parameter_tier is StateTier.HOST,
+    "optimizer_offload": _state_tier,
+}
+"""What each knob says of a unit."""
 
 
 def _reshards(decisions: Decisions, path: str, value: Value) -> bool:

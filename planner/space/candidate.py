@@ -16,6 +16,7 @@ from planner.schema import (
     MatrixOwner,
     MeshPlan,
     PlanRequest,
+    StateTier,
     Workload,
 )
 from planner.schema.workload import OptimizerImplementation
@@ -24,7 +25,7 @@ from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
-from planner.space.offload import ON_DEVICE, Offload, offloads
+from planner.space.offload import ON_DEVICE, Moved, Offload, offloads
 from planner.space.owners import NO_OWNERS, MuonOwners
 
 Value = TypeVar("Value")
@@ -114,9 +115,17 @@ class Candidate:
 
     @property
     def on_host(self) -> tuple[bool, ...]:
-        """Per unit, whether it is offloaded, or may be."""
-        most = self.offload.most
+        """Per unit, whether it is in host memory, or may be."""
+        most = self.offload.most if self.offload.moved is Moved.UNITS else ()
         return tuple(unit in most for unit in range(len(self.partition.units)))
+
+    @property
+    def optimizer_tiers(self) -> tuple[StateTier, ...]:
+        """Per unit where its optimizer state is, or may be, that alone is off the device; empty where none is."""
+        if self.offload.moved is Moved.UNITS:
+            return ()
+        most, tier = self.offload.most, self.offload.moved.tier
+        return tuple(tier if unit in most else StateTier.DEVICE for unit in range(len(self.partition.units)))
 
     @property
     def label(self) -> str:
@@ -141,7 +150,7 @@ class Candidate:
         return replace(self, offload=offload)
 
 
-_ON_DEVICE = (False, 0)
+_ON_DEVICE = (None, 0)
 
 
 def num_micro_batches(request: PlanRequest, micro_batch: int | None = None) -> int:
@@ -179,8 +188,8 @@ def candidates(request: PlanRequest, *, on_host: bool, activations: bool = True)
         raise InconsistentRequest(
             "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding, "
             "units.head, blocks_per_unit, split_blocks, micro_batch, reduce_dtype, optimizer_implementation, "
-            "gradient_sync, reshard_after_backward, offload or activation_offload contradict each other, the "
-            "cluster, the model, its optimizer or the client's features"
+            "gradient_sync, reshard_after_backward, offload, optimizer_offload or activation_offload contradict "
+            "each other, the cluster, the model, its optimizer or the client's features"
         )
     layouts, found, refusal = Layouts(request), False, ""
     owners = MuonOwners(request)
@@ -188,10 +197,10 @@ def candidates(request: PlanRequest, *, on_host: bool, activations: bool = True)
     large = {id(group): large_units(group.partition) for group in groups} if any(beside.values()) else {}
     ways_out = reversed(list(_ways_out(request, activations=activations)))
     chosen = [pair for pair in ways_out if (pair != _ON_DEVICE) is on_host]
-    for (units, blocks), training, mesh, group in product(chosen, trainings, meshes, groups):
+    for (moved, blocks), training, mesh, group in product(chosen, trainings, meshes, groups):
         if blocks and group.partition.blocks:
             continue  # halves would each wait for copies of their own
-        family = offloads(request, group.partition) if units else ON_DEVICE
+        family = offloads(request, group.partition, moved) if moved else ON_DEVICE
         if family is None:
             continue
         apart = large.get(id(group), frozenset())
@@ -248,25 +257,42 @@ def may_offload_activations(request: PlanRequest) -> bool:
     return len({blocks > 0 for _, blocks in _ways_out(request, activations=True)}) > 1
 
 
-def _ways_out(request: PlanRequest, *, activations: bool) -> list[tuple[bool, int]]:
-    """Whether units, and which activations, are on the host: both only where the fixed choices leave nothing else.
+def _ways_out(request: PlanRequest, *, activations: bool) -> list[tuple[Moved | None, int]]:
+    """What of units, if anything, and which activations are off the device; what frees less first.
 
-    Needs a client that can, and a cluster that says how much memory its hosts have.
+    Both only where the fixed choices leave nothing else. Needs a client that can, and a cluster that says how much
+    memory its hosts have and, for NVMe, how large its drives are.
     """
     known = all(group.host_memory_bytes for group in request.cluster.node_groups)
-    units = (False, True) if known and allows(request, ClientFeature.OFFLOAD) else (False,)
+    drives = all(group.nvme_bytes for group in request.cluster.node_groups)
+    moves = {
+        None: True,
+        Moved.STATE_TO_HOST: known and allows(request, ClientFeature.OPTIMIZER_OFFLOAD),
+        Moved.STATE_TO_NVME: known and drives and allows(request, ClientFeature.OPTIMIZER_NVME),
+        Moved.UNITS: known and allows(request, ClientFeature.OFFLOAD),
+    }
     blocks = ACTIVATION_OFFLOADS if known and allows(request, ClientFeature.ACTIVATION_OFFLOAD) else (0,)
     pairs = [
-        (of_units, of_blocks)
-        for of_units, of_blocks in product(units, blocks)
-        if any(allowed(request, {"offload": name, "activation_offload": of_blocks}) for name in _SHARES[of_units])
+        (moved, of_blocks)
+        for (moved, is_possible), of_blocks in product(moves.items(), blocks)
+        if is_possible
+        and any(allowed(request, {**names, "activation_offload": of_blocks}) for names in _NAMES[moved])
     ]
     alone = [pair for pair in pairs if not (pair[0] and pair[1])] or pairs
     return alone if activations else [pair for pair in alone if not pair[1]] or alone
 
 
-_SHARES = {False: ("none",), True: ("some", "all")}
-"""What fixed choices call it."""
+def _is_left(request: PlanRequest, moved: Moved | None, blocks: int) -> bool:
+    return any(allowed(request, {**names, "activation_offload": blocks}) for names in _NAMES[moved])
+
+
+_NAMES: dict[Moved | None, tuple[dict[str, str], ...]] = {
+    None: ({"offload": "none", "optimizer_offload": "none"},),
+    Moved.UNITS: tuple({"offload": share, "optimizer_offload": "none"} for share in ("some", "all")),
+    Moved.STATE_TO_HOST: tuple({"offload": "none", "optimizer_offload": share} for share in ("host", "host:all")),
+    Moved.STATE_TO_NVME: tuple({"offload": "none", "optimizer_offload": share} for share in ("nvme", "nvme:all")),
+}
+"""What fixed choices call it: some units, or all of them."""
 
 
 def _words(candidate: Candidate, grouping: str, trainings: Sequence[Training]) -> str:

@@ -27,6 +27,7 @@ GLOBAL_KNOBS = (
     "gradient_sync",
     "reshard_after_backward",
     "offload",
+    "optimizer_offload",
     "activation_offload",
 )
 

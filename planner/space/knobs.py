@@ -22,7 +22,7 @@ from planner.schema import (
 from planner.schema.module_paths import modules_above
 from planner.space.candidate import Candidate, num_micro_batches
 from planner.space.fixed import allowed_values, allows
-from planner.space.offload import knob_of
+from planner.space.offload import Moved, knob_of
 from solver.schedule.problem import Assignment
 
 Value = TypeVar("Value")
@@ -87,6 +87,7 @@ def open_knobs(
             separate_reduce_scatter_group=setting.separate_group,
             gradient_sync=candidate.gradient_sync,
             on_host=candidate.on_host,
+            optimizer_tiers=candidate.optimizer_tiers,
             aliased=candidate.aliased,
         ),
         tuple(decisions),
@@ -106,7 +107,7 @@ def knob_names(parts: Partition) -> set[str]:
     """Knobs of the modules of a grouping, open or fixed."""
     return {
         *(f"{unit.modules[0]}.reshard_after_forward" for unit in parts.units[1:]),
-        *(knob_of(parts, unit) for unit in range(len(parts.units))),
+        *(knob_of(parts, unit, moved) for unit in range(len(parts.units)) for moved in Moved),
         *(f"{parts.model.calls[call].path}.activation" for call in _checkpointable(parts)),
     }
 
@@ -197,8 +198,8 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
                 reshard_after_backward=knobs.reshard_after_backward[number],
                 forward_prefetch=_names(parts, forward, number),
                 backward_prefetch=_names(parts, backward, number),
-                parameter_tier=_tier(knobs, number),
-                optimizer_tier=_tier(knobs, number),
+                parameter_tier=StateTier.HOST if knobs.is_on_host(number) else StateTier.DEVICE,
+                optimizer_tier=StateTier.HOST if knobs.is_on_host(number) else knobs.optimizer_tier(number),
                 layouts=tuple(layout.name for layout in parts.layouts.get(number, ())),
                 alias_gathers=knobs.is_aliased(number),
                 num_parameters=sum(p.num_elements for _, p in parts.units[number].parameters),
@@ -229,10 +230,6 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
         owners=candidate.owners,
         layouts=tuple(layout for number in order for layout in parts.layouts.get(number, ())),
     )
-
-
-def _tier(knobs: Knobs, unit: int) -> StateTier:
-    return StateTier.HOST if knobs.is_on_host(unit) else StateTier.DEVICE
 
 
 def _bottom_up(parts: Partition) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which units are in host memory: families of sets of units, split by the search until one set is left.
+"""Which units are off the device: families of sets of units, split by the search until one set is left.
 
 Units of one size are alike, and only how many of them are on the host is decided: they go there in an order that
 spreads any number of them evenly, later ones first. Where a model has few units each is a class of its own.
@@ -7,17 +7,39 @@ spreads any number of them evenly, later ones first. Where a model has few units
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import product
 from math import prod
 
 from planner.program.units import ROOT, Partition
-from planner.schema import PlanRequest
+from planner.schema import PlanRequest, StateTier
 from planner.space.fixed import allowed
 
 MAX_EACH = 5
 """So many units are each decided on their own, in every combination."""
 SHARES = (8, 6, 4, 2, 1)
 """Eighths of each class, of which a family gives a plan to begin with."""
+
+
+class Moved(StrEnum):
+    """What leaves the device; the value is what a fixed choice of `optimizer_offload` calls it."""
+
+    UNITS = "none"
+    """Shards, gradients and optimizer state of units, to the host."""
+    STATE_TO_HOST = "host"
+    """Optimizer state alone."""
+    STATE_TO_NVME = "nvme"
+
+    @property
+    def tier(self) -> StateTier:
+        """Where it goes."""
+        return StateTier.NVME if self is Moved.STATE_TO_NVME else StateTier.HOST
+
+    @property
+    def words(self) -> str:
+        """For people, around the number of units."""
+        place = "on NVMe" if self is Moved.STATE_TO_NVME else "in host memory"
+        return f"{{}} {place}" if self is Moved.UNITS else f"optimizer state of {{}} {place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +59,7 @@ class Offload:
     classes: tuple[Class, ...] = ()
     counts: tuple[tuple[int, int], ...] = ()
     """For each class the least and the most units."""
+    moved: Moved = Moved.UNITS
 
     @property
     def least(self) -> frozenset[int]:
@@ -101,27 +124,34 @@ class Offload:
         if not self.most:
             return ""
         num = len(self.most)
-        if not self.is_one:
-            return f"{len(self.least)} to {num} of {num_units} units in host memory"
-        return f"{'all' if num == num_units else num} of {num_units} units in host memory"
+        count = f"{'all' if num == num_units else num}" if self.is_one else f"{len(self.least)} to {num}"
+        return self.moved.words.format(f"{count} of {num_units} units")
 
 
 ON_DEVICE = Offload()
 
 
-def knob_of(parts: Partition, unit: int) -> str:
-    """What a fixed choice calls it."""
-    return "root.offload" if unit == ROOT else f"{parts.units[unit].modules[0]}.offload"
+def knob_of(parts: Partition, unit: int, moved: Moved = Moved.UNITS) -> str:
+    """What a fixed choice calls it: with a value of true or false, of `optimizer_offload` those of `Moved`."""
+    module = "root" if unit == ROOT else parts.units[unit].modules[0]
+    return f"{module}.offload" if moved is Moved.UNITS else f"{module}.optimizer_offload"
 
 
-def offloads(request: PlanRequest, parts: Partition) -> Offload | None:
+def offloads(request: PlanRequest, parts: Partition, moved: Moved) -> Offload | None:
     """All sets of units that the fixed choices allow, but for the empty one; None where they allow none."""
     units = [unit for unit, one in enumerate(parts.units) if one.parameters]
-    may = {unit for unit in units if allowed(request, {knob_of(parts, unit): True})}
-    must = {unit for unit in units if not allowed(request, {knob_of(parts, unit): False})}
-    if not allowed(request, {"offload": "some"}):
+    of_units = moved is Moved.UNITS
+    others = Moved.STATE_TO_HOST if of_units else Moved.UNITS
+    yes, no, other = (True, False, "none") if of_units else (moved.value, "none", False)
+    may = {unit for unit in units if allowed(request, {knob_of(parts, unit, moved): yes})}
+    must = {unit for unit in units if not allowed(request, {knob_of(parts, unit, moved): no})}
+    if not allowed(request, {"offload": "some"} if of_units else {"optimizer_offload": moved.value}):
         must = set(units)
-    if not may or not must <= may:
+    if (
+        not may
+        or not must <= may
+        or not all(allowed(request, {knob_of(parts, unit, others): other}) for unit in units)
+    ):
         return None
     classes, counts = [], []
     for one in _classes(parts, units):
@@ -129,7 +159,7 @@ def offloads(request: PlanRequest, parts: Partition) -> Offload | None:
         open_ = [unit for unit in one.order if unit in may - must]
         classes.append(replace(one, order=(*taken, *open_)))
         counts.append((len(taken), len(taken) + len(open_)))
-    return Offload(tuple(classes), tuple(counts))
+    return Offload(tuple(classes), tuple(counts), moved)
 
 
 def _classes(parts: Partition, units: list[int]) -> Iterator[Class]:

@@ -272,7 +272,7 @@ class Opening:
         """What depends on the units in host memory; of a family the fastest and the leanest that any set may be."""
         self._fastest = self._sharding.state(candidate, candidate.offload.least)
         self._leanest = self._sharding.state(candidate, candidate.offload.most)
-        self.optimizer_ns = self._leanest.device_ns + self._fastest.host_ns
+        self.optimizer_ns = max(self._leanest.device_ns, self._fastest.away_ns) + self._fastest.host_ns
         self._floors_bytes: dict[tuple[object, ...], int] = {}
         """By what the knobs of a candidate depend on, besides what all settings of the opening share."""
 
@@ -316,7 +316,7 @@ class Opening:
             return None
         knobs, _ = self._knobs(candidate)
         least = candidate.offload.least
-        certain = tuple(unit in least for unit in range(len(knobs.on_host)))
+        certain = tuple(flag and unit in least for unit, flag in enumerate(knobs.on_host))
         if not self._fits_on_host(replace(knobs, on_host=certain)):
             return None
         if self.aim is not Aim.MAKESPAN and self.deadline_ns is None:
@@ -334,7 +334,7 @@ class Opening:
         )
 
     def _fits_on_host(self, knobs: Knobs) -> bool:
-        """Whether a rank's share of the host's memory holds the offloaded units."""
+        """Whether a rank's share of the host's memory, and drives, holds what is off the device."""
         places = micro_batches(knobs, num_micro_batches(self._request))
         activations = offloaded_activations(self.inputs, knobs)
         changes: tuple[Change, ...] = ()
@@ -352,7 +352,10 @@ class Opening:
             activations=activations,
             optimizer_transient_bytes=self._fastest.host_transient_bytes,
             changes=changes,
+            off_device=self._fastest.away,
         )
+        if self._fastest.away.nvme_bytes > self.costs.nvme_budget_bytes:
+            return False
         return not memory.total_bytes or memory.total_bytes <= self.costs.host_budget_bytes
 
     def floor_bytes(self, candidate: Candidate) -> int:

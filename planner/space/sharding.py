@@ -1,14 +1,17 @@
 """What all groupings of a mesh (or two) share: the costs, and the optimizer over its shards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from planner.costs import CostModel
 from planner.costs.demands import Demands
+from planner.costs.optimizer import Shard, require_adam
 from planner.program.inputs import LocalShards, local_shards
 from planner.program.known import KnownSizes
 from planner.program.units import Partition
 from planner.schema import InconsistentRequest, PlanRequest, ShardwrightError
+from planner.simulate.offloaded_state import StateMemory, state_step_ns
 from planner.space.candidate import Candidate
+from planner.space.offload import Moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,9 @@ class OptimizerState:
     transient_bytes: int
     host_bytes: int = 0
     host_transient_bytes: int = 0
+    away_ns: int = 0
+    """Its step over state that alone is off the device, beside that on the device."""
+    away: StateMemory = field(default_factory=StateMemory)
 
 
 class NoCostOnHost(InconsistentRequest):
@@ -54,7 +60,7 @@ class Sharding:
         """Of these shards, by the parameters that are on the host."""
 
     def state(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
-        """The optimizer under a candidate's meshes, with some units in host memory.
+        """The optimizer under a candidate's meshes, with some units, or their state, off the device.
 
         Raises:
             NoCostOnHost: nothing says how long copies or the optimizer take there.
@@ -71,12 +77,31 @@ class Sharding:
     def _split(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
         """Parameter by parameter."""
         parts = candidate.partition
+        if candidate.offload.moved is not Moved.UNITS and units:
+            return self._with_state_away(candidate, units)
         on_host = frozenset(name for unit in units for name, _ in parts.units[unit].parameters)
         if candidate.large_mesh is not None or parts.layouts or parts.with_zeros:
             return self._state_of(local_shards(parts, candidate.meshes), on_host)
         if on_host not in self._states:
             self._states[on_host] = self._state_of(self._shards, on_host)
         return self._states[on_host]
+
+    def _with_state_away(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
+        """Where the optimizer state of some units alone is off the device."""
+        parts, tier = candidate.partition, candidate.offload.moved.tier
+        place = {name: unit for unit, entry in enumerate(parts.units) for name, _ in entry.parameters}
+        away: dict[int, list[Shard]] = {}
+        rest: list[Shard] = []
+        for shard in local_shards(parts, candidate.meshes):
+            unit = place[shard[0]]
+            (away.setdefault(unit, []) if unit in units else rest).append(shard)
+        steps = list(away.values())
+        require_adam(self.request.workload, steps)
+        return replace(
+            self._state_of(rest, frozenset()),
+            away_ns=state_step_ns(steps, tier, self.costs),
+            away=StateMemory.of(steps, tier, self.costs.optimizer_transient_bytes),
+        )
 
     def _state_of(self, shards: LocalShards, names_on_host: frozenset[str]) -> OptimizerState:
         costs = self.costs

@@ -19,10 +19,10 @@ Value = TypeVar("Value")
 def opened_from(request: PlanRequest, goal: Goal, earlier: Decisions) -> OpenCandidate | None:
     """The global choice nearest to earlier decisions, with those offered to its heuristic.
 
-    None where they cannot be carried over, or would not keep the bounds of the request. Plans with anything in host
-    memory are not carried over: such plans are looked at only where nothing else fits.
+    None where they cannot be carried over, or would not keep the bounds of the request. Plans with anything off the
+    device are not carried over: such plans are looked at only where nothing else fits.
     """
-    if any(unit.parameter_tier is not StateTier.DEVICE for unit in earlier.units):
+    if any(unit.optimizer_tier is not StateTier.DEVICE for unit in earlier.units):
         return None
     wanted = _mesh(request, earlier)
     found = max(

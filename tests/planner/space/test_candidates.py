@@ -9,7 +9,7 @@ from planner.program.units import Partition, partition
 from planner.schema import FixedChoice, InconsistentRequest, ModelDescription, PlanRequest
 from planner.search import search
 from planner.space.candidate import candidates
-from planner.space.offload import MAX_EACH, Offload, offloads
+from planner.space.offload import MAX_EACH, Moved, Offload, offloads
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 
@@ -25,7 +25,7 @@ def request_of(seed: int, **update: object) -> PlanRequest:
 def families(request: PlanRequest) -> list[tuple[Partition, Offload]]:
     """Of each grouping."""
     found = {
-        id(one.partition): (one.partition, one.offload)
+        (id(one.partition), one.offload.moved): (one.partition, one.offload)
         for one in candidates(request, on_host=True)
         if not one.activation_offload
     }
@@ -54,7 +54,7 @@ def test_any_number_of_alike_units_is_spread_evenly() -> None:
     model = ModelDescription.from_json((EXAMPLES / "gpt-2.json").read_bytes())
     parts = partition(model, [(f"transformer.h.{block}",) for block in range(12)])
     request = request_of(1).model_copy(update={"model": model, "fixed": ()})
-    family = offloads(request, parts)
+    family = offloads(request, parts, Moved.UNITS)
     assert family is not None
     blocks = next(one for one in family.classes if len(one.order) == 12)
     assert sorted(blocks.order[:3]) == [4, 8, 12]
@@ -85,3 +85,31 @@ def test_units_are_kept_where_a_person_wants_them() -> None:
     for wrong in (choices["third"],), (choices["all"], choices["none"]):
         with pytest.raises(InconsistentRequest):
             search(request_of(1, fixed=wrong))
+
+
+def test_state_goes_to_drives_where_there_are_some() -> None:
+    request = request_of(1)
+    groups = tuple(one.model_copy(update={"nvme_bytes": 2**44}) for one in request.cluster.node_groups)
+    drives = request.model_copy(update={"cluster": request.cluster.model_copy(update={"node_groups": groups})})
+    assert {family.moved for _, family in families(request)} == {Moved.UNITS, Moved.STATE_TO_HOST}
+    assert {family.moved for _, family in families(drives)} == set(Moved)
+
+
+@pytest.mark.parametrize("chosen", ["host", "host:all"])
+def test_what_becomes_of_optimizer_state_can_be_fixed(chosen: str) -> None:
+    fixed = (
+        FixedChoice(knob="optimizer_offload", value=chosen),
+        FixedChoice(knob="layers.0*.optimizer_offload", value="host"),
+    )
+    found = families(request_of(1, fixed=fixed))
+    assert found
+    for parts, family in found:
+        assert family.moved is Moved.STATE_TO_HOST
+        assert family.is_one == (chosen == "host:all")
+        first = {unit for unit, one in enumerate(parts.units) if one.modules[0].startswith("layers.0")}
+        assert first <= family.least
+
+
+def test_state_can_stay_where_its_parameters_are() -> None:
+    request = request_of(1, fixed=(FixedChoice(knob="optimizer_offload", value="none"),))
+    assert {family.moved for _, family in families(request)} == {Moved.UNITS}
