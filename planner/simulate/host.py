@@ -118,6 +118,7 @@ def host_memory(
     *,
     state_bytes: OptimizerBytes,
     transient_bytes: Callable[[LocalShards], int],
+    off_device: StateMemory,
 ) -> HostMemory:
     """Of a step that the plan's knobs describe.
 
@@ -128,6 +129,7 @@ def host_memory(
         accumulating: units of which some micro-batch finds sharded gradients.
         state_bytes: optimizer state of a shard.
         transient_bytes: what the optimizer step of some shards needs on top.
+        off_device: optimizer state of units that are not on the host.
     """
     units = units_of(inputs.partition, knobs, on_host=True)
     shards = local_shards(inputs.partition, knobs.meshes, units)
@@ -137,7 +139,7 @@ def host_memory(
         activations=offloaded_activations(inputs, knobs),
         optimizer_transient_bytes=transient_bytes(shards),
         changes=host_changes(inputs, last, accumulating),
-        off_device=state_memory(inputs.partition, knobs, transient_bytes),
+        off_device=off_device,
     )
 
 

@@ -19,6 +19,7 @@ from planner.program.predicted import launches_only
 from planner.schema import Decisions, ModelDescription, Workload
 from planner.simulate.host import host_memory
 from planner.simulate.memory import MemoryPoint
+from planner.simulate.offloaded_state import StateMemory
 from planner.simulate.replay import replay
 
 
@@ -33,7 +34,7 @@ class PhasePeaks:
     """Made by the first optimizer step, and part of all peaks after it."""
     host_bytes: int
     """Most bytes in host memory: units and activations that are offloaded. The optimizer's counts of steps are not
-    among them."""
+    among them, nor is optimizer state of units on the device, which FSDP2 has no part in."""
 
     @property
     def first_micro_batch_bytes(self) -> int:
@@ -93,5 +94,6 @@ def predicted_peaks(model: ModelDescription, decisions: Decisions, workload: Wor
             accumulating_units(places),
             state_bytes=partial(optimizer_state_bytes, workload),
             transient_bytes=lambda shards: optimizer_transient_bytes(workload, shards, decisions.mesh.shard),
+            off_device=StateMemory(),
         ).total_bytes,
     )

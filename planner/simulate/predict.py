@@ -161,6 +161,7 @@ def predictions_of(
         built.accumulating,
         state_bytes=costs.optimizer_state_bytes,
         transient_bytes=costs.optimizer_transient_bytes,
+        off_device=off_device,
     )
     return Predictions(
         step_time_ns=step_ns,

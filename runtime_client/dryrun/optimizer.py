@@ -9,6 +9,7 @@ from torch import nn
 from planner.schema import OptimizerGroup, OptimizerName, UnsupportedField
 from runtime_client.apply.applied import AppliedPlan
 from runtime_client.fingerprint import unwrapped_name
+from runtime_client.offload.units import offloaded_units
 from runtime_client.optimizers import Muon
 
 _CLASSES: dict[OptimizerName, type[torch.optim.Optimizer]] = {
@@ -23,14 +24,18 @@ _CLASSES: dict[OptimizerName, type[torch.optim.Optimizer]] = {
 def build_optimizers(applied: AppliedPlan, groups: tuple[OptimizerGroup, ...]) -> list[torch.optim.Optimizer]:
     """One optimizer per group over its trainable parameters; the first group that matches takes a parameter.
 
+    Parameters whose state the plan has off the device are left out: the client steps them on the CPU, in threads
+    that know nothing of fake tensors.
+
     Raises:
         UnsupportedField: the optimizer is neither torch's nor Muon.
     """
+    away = {id(p) for unit in offloaded_units(applied.model, applied.decisions).values() for p in unit}
     members: list[list[tuple[str, nn.Parameter]]] = [[] for _ in groups]
     for name, parameter in applied.model.named_parameters():
         matching = (i for i, group in enumerate(groups) if group.holds(unwrapped_name(name)))
         index = next(matching, None)
-        if index is not None and parameter.requires_grad:
+        if index is not None and parameter.requires_grad and id(parameter) not in away:
             members[index].append((unwrapped_name(name), parameter))
     built = [_build(group, members[i], i, applied) for i, group in enumerate(groups) if members[i]]
     for optimizer in built:
