@@ -107,7 +107,7 @@ def knob_names(parts: Partition) -> set[str]:
     """Knobs of the modules of a grouping, open or fixed."""
     return {
         *(f"{unit.modules[0]}.reshard_after_forward" for unit in parts.units[1:]),
-        *(knob_of(parts, unit, moved) for unit in range(len(parts.units)) for moved in Moved),
+        *(knob_of(parts, unit, moved) for unit, one in enumerate(parts.units) if one.parameters for moved in Moved),
         *(f"{parts.model.calls[call].path}.activation" for call in _checkpointable(parts)),
     }
 
