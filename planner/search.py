@@ -157,9 +157,12 @@ class _Search:
             if self.queue:
                 self._step()
                 continue
-            families, self.families = self.families, []
-            for node in families:
-                self._push(node)
+            self._push_families()
+
+    def _push_families(self) -> None:
+        families, self.families = self.families, []
+        for node in families:
+            self._push(node)
 
     def _num_pruned(self) -> int:
         """Global choices that were never looked at and need not be."""
@@ -258,6 +261,10 @@ class _Search:
             self._report(f"improving {node.region.label}")
             self._improve(node.item(), enough=int(node.lower_bound / (1 - limit.gap / 2)))
         elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent.value, node):
+            return
+        elif self.families and node.stage > 2:
+            self._push_families()  # there is a good plan; what bounds it is sets that were not looked at
+            self._push(node)
             return
         elif self._polish():
             self._push(node)

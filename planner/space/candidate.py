@@ -25,7 +25,7 @@ from planner.space.fixed import allowed, allowed_values, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
-from planner.space.offload import ON_DEVICE, Moved, Offload, offloads
+from planner.space.offload import ON_DEVICE, Moved, Offload, may_stay, offloads
 from planner.space.owners import NO_OWNERS, MuonOwners
 
 Value = TypeVar("Value")
@@ -200,7 +200,7 @@ def candidates(request: PlanRequest, *, on_host: bool, activations: bool = True)
     for (moved, blocks), training, mesh, group in product(chosen, trainings, meshes, groups):
         if blocks and group.partition.blocks:
             continue  # halves would each wait for copies of their own
-        family = offloads(request, group.partition, moved) if moved else ON_DEVICE
+        family = _family(request, group.partition, moved)
         if family is None:
             continue
         apart = large.get(id(group), frozenset())
@@ -280,6 +280,12 @@ def _ways_out(request: PlanRequest, *, activations: bool) -> list[tuple[Moved | 
     ]
     alone = [pair for pair in pairs if not (pair[0] and pair[1])] or pairs
     return alone if activations else [pair for pair in alone if not pair[1]] or alone
+
+
+def _family(request: PlanRequest, parts: Partition, moved: Moved | None) -> Offload | None:
+    if moved is None:
+        return ON_DEVICE if may_stay(request, parts) else None
+    return offloads(request, parts, moved)
 
 
 def _is_left(request: PlanRequest, moved: Moved | None, blocks: int) -> bool:

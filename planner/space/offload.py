@@ -162,6 +162,17 @@ def offloads(request: PlanRequest, parts: Partition, moved: Moved) -> Offload | 
     return Offload(tuple(classes), tuple(counts), moved)
 
 
+def may_stay(request: PlanRequest, parts: Partition) -> bool:
+    """Whether the fixed choices let every unit be on the device with all that it has."""
+    return all(
+        allowed(
+            request, {knob_of(parts, unit, Moved.UNITS): False, knob_of(parts, unit, Moved.STATE_TO_HOST): "none"}
+        )
+        for unit, one in enumerate(parts.units)
+        if one.parameters
+    )
+
+
 def _classes(parts: Partition, units: list[int]) -> Iterator[Class]:
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for unit in units:
