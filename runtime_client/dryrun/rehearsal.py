@@ -19,6 +19,7 @@ from runtime_client.dryrun.host_data import TensorsFromData
 from runtime_client.dryrun.host_reads import PlausibleReads
 from runtime_client.dryrun.optimizer import build_optimizers
 from runtime_client.dryrun.pinned import PinnedMemory
+from runtime_client.offload.units import offloaded_units
 
 Build = Callable[[], TrainingExample]
 """Makes the model and says how to run it; called under fake tensors."""
@@ -53,6 +54,9 @@ class Rehearsal:
         self.applied.after_optimizer_step()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        for parameters in offloaded_units(self.applied.model, self.applied.decisions).values():
+            for parameter in parameters:  # stepped by the client itself, which no optimizer here stands for
+                parameter.grad = None
 
 
 @contextmanager
