@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 SOURCES := planner solver profiles_db api runtime_client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-nvme verify-regeneration verify-load check format schema screenshots clean verify-client
+.PHONY: help demo install test verify-program verify-search verify-http verify-layout verify-durability verify-nvme verify-regeneration verify-load verify-network check format schema screenshots clean verify-client
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/\1#/' | awk -F'#' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ verify-regeneration: $(STAMPS)/dev ## Change a cluster under 1,000 plans, with k
 
 verify-load: $(STAMPS)/dev ## Load a service: known plans, new ones at once, memory (VERIFY_ARGS="--seconds 1")
 	@$(BIN)/python -m benchmarks.load $(VERIFY_ARGS)
+
+verify-network: $(STAMPS)/dev ## Train on ranks behind slow links, against predictions (root, resumable, VERIFY_ARGS="--megabits 500")
+	@$(BIN)/python -W ignore -m benchmarks.network $(VERIFY_ARGS)
 
 verify-layout: $(STAMPS)/dev ## Compare layouts with exhaustive search on random small problems (resumable)
 	@$(BIN)/python -m benchmarks.verify_layout $(VERIFY_ARGS)

@@ -11,6 +11,7 @@ Needs root (`namespaces.why_not`); ends with 2 where there are no network namesp
 
 import argparse
 import json
+import signal
 import sys
 from itertools import product
 from pathlib import Path
@@ -25,12 +26,18 @@ from runtime_client.describe import describe
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "measurements" / "network" / "matrix.jsonl"
 RATES = (250, 500, 1000)
-VARIANTS = tuple(Variant(num_micro_batches=num, is_tight=tight) for num, tight in product((1, 2), (False, True)))
+VARIANTS = {
+    "plain": Variant(),
+    "tight": Variant(is_tight=True),
+    "accumulated": Variant(num_micro_batches=2),
+    "accumulated, tight": Variant(num_micro_batches=2, is_tight=True),
+}
 
 
 def main() -> int:
     """See the module."""
     given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that ranks and namespaces are cleared away
     if not given.summary:
         reason = namespaces.why_not()
         if reason is not None:
@@ -48,20 +55,20 @@ def _measure(given: argparse.Namespace) -> None:
     given.output.parent.mkdir(parents=True, exist_ok=True)
     done = done_before(given.output, "name")
     for model, megabits in product(given.models, given.megabits):
-        missing = [one for one in VARIANTS if _name(model, megabits, given.ranks, one) not in done]
+        missing = [one for one in given.variants if _name(model, megabits, given.ranks, one) not in done]
         if not missing:
             continue
         spec = MODELS[model]
         description = describe(
             spec.example, name=model, micro_batch=spec.micro_batch, sequence=spec.sequence, param_dtype=None
         )
-        for variant in missing:
-            name = _name(model, megabits, given.ranks, variant)
+        for chosen in missing:
+            name = _name(model, megabits, given.ranks, chosen)
             job = Job(
                 model=model,
                 megabits=megabits,
                 description=description.to_json(),
-                variants=(variant,),
+                variants=(VARIANTS[chosen],),
                 rounds=given.rounds,
                 profile_rounds=given.rounds // 2,
             )
@@ -76,16 +83,15 @@ def _measure(given: argparse.Namespace) -> None:
             print(f"{name}: done", flush=True)
 
 
-def _name(model: str, megabits: int, ranks: int, variant: Variant) -> str:
-    words = [model, f"{megabits} Mbit/s", f"{ranks} ranks"]
-    words += [f"{variant.num_micro_batches} micro-batches"] if variant.num_micro_batches > 1 else []
-    return ", ".join([*words, *(["tight"] if variant.is_tight else [])])
+def _name(model: str, megabits: int, ranks: int, variant: str) -> str:
+    return f"{model}, {megabits} Mbit/s, {ranks} ranks, {variant}"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MEASURED))
     parser.add_argument("--megabits", nargs="+", type=int, default=list(RATES), help="rates of the links")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--ranks", type=int, default=2, help="4 on 2 cores is for the record")
     parser.add_argument("--rounds", type=int, default=8, help="steps of each arm")
     parser.add_argument("--nice", type=int, default=0, help="priority of the ranks; -5 on a shared machine")
