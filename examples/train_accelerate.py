@@ -36,10 +36,10 @@ def prepare_planned(accelerator: Accelerator, path: str) -> tuple[AppliedPlan, n
     """
     applied = apply_plan(build_model(), share_plan(lambda: load_plan(path)), device_type=accelerator.device.type)
     applied.check_batches(micro_batch=MICRO_BATCH, num_micro_batches=accelerator.gradient_accumulation_steps)
-    optimizer = torch.optim.AdamW(applied.model.parameters(), lr=1e-3, **applied.optimizer_options)
+    optimizer = applied.optimizer(torch.optim.AdamW, lr=1e-3)
     applied.watch(optimizer)
     model = accelerator.prepare_model(applied.model, device_placement=False, evaluation_mode=True)
-    return applied, model, accelerator.prepare_optimizer(optimizer)
+    return applied, model, accelerator.prepare_optimizer(optimizer, device_placement=False)
 
 
 def main() -> None:

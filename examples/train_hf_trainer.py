@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from runtime_client.agreement import share_plan
 from runtime_client.apply import AppliedPlan, apply_plan
 from runtime_client.client import load_plan
-from runtime_client.ragged.checkpoint import save_checkpoint
+from runtime_client.weights import load_checkpoint, save_checkpoint
 
 GLOBAL_BATCH = 8
 MICRO_BATCH = 2
@@ -43,11 +43,19 @@ class PlannedTrainer(Trainer):
         super().__init__(applied.model, args, **others)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer of the arguments, on a model that accelerate is told to leave as it is."""
+        """The groups and options of the arguments, stepped and stored as the plan says.
+
+        accelerate is told before to leave the model as it is.
+        """
         self.accelerator.prepare_model(self.model, device_placement=False, evaluation_mode=True)
-        optimizer = super().create_optimizer(model)
-        self.applied.watch(optimizer)
-        return optimizer
+        if self.optimizer is None:
+            plain = super().create_optimizer(model)
+            groups = [
+                {key: group[key] for key in group.keys() - {"foreach", "fused"}} for group in plain.param_groups
+            ]
+            self.optimizer = self.applied.optimizer(type(plain), groups)
+            self.applied.watch(self.optimizer)
+        return self.optimizer
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         self.applied.set_is_last_micro_batch(self.accelerator.sync_gradients)
@@ -58,7 +66,27 @@ class PlannedTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Every rank writes its shards, under the names of the model; no rank ever holds all of it."""
-        save_checkpoint(Path(output_dir or self.args.output_dir) / "weights", self.applied.model)
+        if not _internal_call:
+            save_checkpoint(Path(output_dir or self.args.output_dir) / "weights", self.applied.model)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Of a checkpoint to go on from; weights and optimizer together, in shards."""
+        save_checkpoint(Path(output_dir) / "state", self.applied.model, [unwrapped(self.optimizer)])
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Weights come with the optimizer, once there is one."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_checkpoint(Path(checkpoint) / "state", self.applied.model, [unwrapped(self.optimizer)])
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt"))
+
+
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Without what accelerate has put around it."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 class Losses(TrainerCallback):
@@ -73,17 +101,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small Llama with transformers.Trainer.")
     parser.add_argument("plan", nargs="?", help="plan file; without one every rank has the whole model")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
-    parser.add_argument("--save", help="folder for the trained weights")
+    parser.add_argument("--folder", help="folder for checkpoints, one after every second step")
+    parser.add_argument("--resume", help="checkpoint to go on from")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        trained = train(arguments, folder)
-    if arguments.save:
-        trained.save_model(arguments.save)
+        train(arguments, arguments.folder or folder)
     if arguments.cpu:
         leave()
 
 
-def train(arguments: argparse.Namespace, folder: str) -> Trainer:
+def train(arguments: argparse.Namespace, folder: str) -> None:
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     args = TrainingArguments(
         folder,
@@ -94,7 +121,9 @@ def train(arguments: argparse.Namespace, folder: str) -> Trainer:
         learning_rate=1e-3,
         lr_scheduler_type="constant",
         logging_steps=1,
-        save_strategy="no",
+        optim="adamw_torch",
+        save_strategy="steps" if arguments.folder else "no",
+        save_steps=2,
         report_to=[],
         disable_tqdm=True,
     )
@@ -105,16 +134,8 @@ def train(arguments: argparse.Namespace, folder: str) -> Trainer:
         device = args.device  # the first look at it starts the process group
         plan = share_plan(lambda: load_plan(arguments.plan))
         applied = apply_plan(build_model(), plan, device_type=device.type)
-        options = {"lr": args.learning_rate, **applied.optimizer_options}
-        trainer = PlannedTrainer(
-            applied,
-            args,
-            train_dataset=data,
-            callbacks=[Losses()],
-            optimizer_cls_and_kwargs=(torch.optim.AdamW, options),
-        )
-    trainer.train()
-    return trainer
+        trainer = PlannedTrainer(applied, args, train_dataset=data, callbacks=[Losses()])
+    trainer.train(resume_from_checkpoint=arguments.resume)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class PlannedLlama(Llama):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Lightning asks for it after `configure_model`."""
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, **self.applied.optimizer_options)
+        optimizer = self.applied.optimizer(torch.optim.AdamW, lr=1e-3)
         self.applied.watch(optimizer)
         return optimizer
 

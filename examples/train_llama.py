@@ -94,8 +94,7 @@ def main() -> None:
 
     applied = apply_plan(build_model(), get_plan(arguments), device_type=device.type)
     model, decisions = applied.model, applied.decisions
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **applied.optimizer_options)
-    applied.check_optimizer(optimizer)
+    optimizer = applied.optimizer(torch.optim.AdamW, lr=1e-3)
 
     tokens = random_tokens(decisions.num_micro_batches * decisions.micro_batch, seed=1 + dist.get_rank())
     batches = tokens.to(device).split(decisions.micro_batch)
