@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from planner.catalog.torch_versions import INTEGERS, KNOBS, RELEASES, supported, used_knobs
+from planner.profiles.against import refuse_impossible
 from planner.schema import (
     LOSS_PATH,
     OUTPUT_PATH,
@@ -37,11 +38,15 @@ def refuse_unsupported(request: PlanRequest, *, has_warm_start: bool = False) ->
 
 
 def refuse_unmodelled(request: PlanRequest) -> None:
-    """Raise UnsupportedField or InconsistentRequest for the first thing whose cost cannot be predicted."""
+    """Raise UnsupportedField or InconsistentRequest for the first thing whose cost cannot be predicted.
+
+    Raises ImplausibleProfile for measurements that cannot be true.
+    """
     _model(request)
     _parameters(request)
     _workload(request)
     _cluster(request)
+    refuse_impossible(request)
 
 
 def _model(request: PlanRequest) -> None:

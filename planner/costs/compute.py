@@ -59,14 +59,8 @@ def pass_costs(request: PlanRequest, device: DeviceSheet, *, overlapped: bool) -
             leaves no speed.
     """
     slowdown = compute_slowdown(request.profile) if overlapped else NO_SLOWDOWN
-    works = {
-        (name, which): found for name, kind in request.model.kinds.items() for which, found in _works(kind).items()
-    }
-
-    def roofline(kind: str, which: str, size: Size) -> int:
-        return _roofline_ns(kind, request.model.kinds[kind], works[kind, which], size, device)
-
-    durations = Durations(request=request, works=works, roofline=roofline)
+    works = _all_works(request)
+    durations = Durations(request=request, works=works, roofline=rooflines(request, device))
     costs = {}
     for (name, which), of_regions in works.items():
         alone = durations.of(name, which)
@@ -77,6 +71,22 @@ def pass_costs(request: PlanRequest, device: DeviceSheet, *, overlapped: bool) -
             basis=alone.basis,
         )
     return costs
+
+
+def rooflines(request: PlanRequest, device: DeviceSheet) -> Callable[[str, str, Size], int]:
+    """Nanoseconds of a pass over a kind at a size, on a device; the result raises as `region_ns` does."""
+    works = _all_works(request)
+
+    def roofline(kind: str, which: str, size: Size) -> int:
+        return _roofline_ns(kind, request.model.kinds[kind], works[kind, which], size, device)
+
+    return roofline
+
+
+def _all_works(request: PlanRequest) -> dict[tuple[str, str], tuple[Work, ...]]:
+    return {
+        (name, which): found for name, kind in request.model.kinds.items() for which, found in _works(kind).items()
+    }
 
 
 def _works(kind: CallKind) -> dict[str, tuple[Work, ...]]:
