@@ -126,6 +126,74 @@ def measure(
     _measured(build, description, options, device, output)
 
 
+@profile.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Profiles of one model and cluster.")],
+    name: Annotated[str | None, typer.Option(help="Name of the result; that of the first.")] = None,
+    output: Output = None,
+) -> None:
+    """Put profiles of several hosts or runs together: medians of medians, and the widest quantiles.
+
+    [dim]Examples[/dim]
+
+    shardwright profile merge host-a.json host-b.json -o profile.json
+
+    A host that contradicts the others by more than noise is refused, with its numbers.
+    """
+    from api.cli.documents import load_profile, require_place
+    from planner.profiles.merge import merge as merged
+
+    if output is not None:
+        require_place(output)
+    _give(merged([load_profile(path) for path in files], name=name), output)
+
+
+@profile.command("import")
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A table (.csv), a trace of torch.profiler, or a file with a profile."),
+    ],
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of a trace: the description of the model.")
+    ] = None,
+    sequence: Annotated[
+        int | None, typer.Option("--seq", metavar="TOKENS", help="Of a trace: tokens per sequence.")
+    ] = None,
+    micro_batch: Annotated[
+        int, typer.Option(metavar="SEQUENCES", help="Of a trace: sequences per rank in one forward.")
+    ] = 1,
+    name: Annotated[str | None, typer.Option(help="Name of the profile.")] = None,
+    output: Output = None,
+) -> None:
+    """Make a profile of measurements that you have: a CSV, a Kineto trace, or what scripts/gpu_check.py wrote.
+
+    [dim]Examples[/dim]
+
+    shardwright profile import blocks.csv -o profile.json
+
+    shardwright profile import trace.json --model model.json --micro-batch 2 --seq 4096 -o profile.json
+
+    shardwright profile import gpu_check.json -o profile.json
+    """
+    from api.cli.documents import load_model, read_text, require_place
+    from planner.profiles import refuse_implausible
+    from planner.profiles.imports import read_measurements
+
+    if output is not None:
+        require_place(output)
+    found = read_measurements(
+        read_text(file),
+        is_table=file.suffix.lower() == ".csv",
+        model=load_model(str(model)) if model is not None else None,
+        size=(micro_batch, sequence),
+        name=name,
+        source=str(file),
+    )
+    refuse_implausible(found)
+    _give(found, output)
+
+
 def _measured(
     build: "Callable[[], TrainingExample]",
     description: "ModelDescription",
