@@ -4,8 +4,9 @@
     python -m benchmarks.profile_accuracy --seconds 20 --output docs/measurements/profile_accuracy.json
 
 Blocks of three models, one thread, in CPU time of that thread (what other processes take does not count). The sizes
-that a profile fits to, the sizes that it never saw, and the second profile alternate within one run, sample by
-sample, so that what changes on the machine meanwhile changes all of them alike; medians are compared.
+that a profile fits to and the sizes that it never saw alternate within one run, sample by sample; the second profile
+alternates with the first, in rounds of some seconds, each with modules of its own. So what changes on the machine
+meanwhile changes all of them alike. Medians are compared.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from planner.schema import (
     Workload,
 )
 from runtime_client.describe import TrainingExample, describe, from_hf_config
-from runtime_client.profile.calls import CallSamples, measure_subject, subjects
+from runtime_client.profile.calls import CallSamples, Subject, measure_subject, subjects
 from runtime_client.profile.fake_run import FakeModel
 from runtime_client.profile.options import default_points
 
@@ -44,6 +45,7 @@ SEQUENCE = 256
 UNSEEN = ((2, 192), (1, 256), (4, 64), (3, 128), (4, 192), (2, 384))
 """None is among `default_points(MICRO_BATCH, SEQUENCE)`; the last two are larger than all of them."""
 PASSES = ("forward", "backward", "recompute")
+ROUNDS = 4
 
 _SIZES = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 2048}
 _GPT2 = {"n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 2048, "n_positions": 512}
@@ -93,23 +95,42 @@ class Row:
 def rows_of(name: str, build: Callable[[], TrainingExample], dtype: DType, seconds: float) -> list[Row]:
     """Every kind of a model that has parameters or is the loss, measured twice."""
     model = describe(build, name=name, micro_batch=MICRO_BATCH, sequence=SEQUENCE, param_dtype=dtype)
-    fake, cpu = FakeModel(build, model), torch.device("cpu")
+    fake = FakeModel(build, model)
     seen = list(default_points(MICRO_BATCH, SEQUENCE))
     unseen = [TracePoint(micro_batch=batch, sequence=sequence) for batch, sequence in UNSEEN]
     rows: list[Row] = []
     for subject in subjects(model):
         is_block = model.kinds[subject.kinds[0]].role is CallRole.BLOCK
         share = seconds if is_block else seconds / 6
-        first, skipped = measure_subject(
-            fake, subject, seen + unseen, cpu, seconds=share, now_ns=time.thread_time_ns
-        )
-        second, _ = measure_subject(fake, subject, seen, cpu, seconds=share / 3, now_ns=time.thread_time_ns)
-        assert not skipped, skipped
+        first: dict[TracePoint, CallSamples] = {}
+        second: dict[TracePoint, CallSamples] = {}
+        for _ in range(ROUNDS):
+            _measure(fake, subject, seen + unseen, share / ROUNDS, into=first)
+            _measure(fake, subject, seen, share / ROUNDS / 3, into=second)
         kind = subject.kinds[0]
         profile = Profile(calls=tuple(_call(kind, point, first[point]) for point in seen))
         for point in seen + unseen:
             rows += _rows(model, kind, point, first[point], second.get(point), profile)
     return rows
+
+
+def _measure(
+    fake: FakeModel,
+    subject: Subject,
+    points: list[TracePoint],
+    seconds: float,
+    *,
+    into: dict[TracePoint, CallSamples],
+) -> None:
+    """A module and inputs of its own, so that two profiles share nothing."""
+    found, skipped = measure_subject(
+        fake, subject, points, torch.device("cpu"), seconds=seconds, now_ns=time.thread_time_ns
+    )
+    assert not skipped, skipped
+    for point, samples in found.items():
+        pooled = into.setdefault(point, CallSamples())
+        for which in PASSES:
+            getattr(pooled, which).extend(getattr(samples, which))
 
 
 def _call(kind: str, point: TracePoint, samples: CallSamples) -> CallMeasurement:

@@ -4,8 +4,8 @@
 runs on a thread between the end of `pre_forward` and the start of `post_forward` of a unit is the forward of its
 module; between `pre_backward` and `post_backward_accumulate` its backward (and its recomputation, where it is
 checkpointed: record without). On an accelerator the kernels count that were launched meanwhile (those of NCCL
-excepted), on a CPU the time itself. Kernels of NCCL say which collective they are, of how many elements and over how
-many ranks; their time includes waiting for the slowest rank, so of each size the fastest counts.
+excepted), on a CPU the time itself. Kernels of NCCL say which collective they are, of how many elements and over
+how many ranks; their time includes waiting for the slowest rank, so of each size the fastest counts.
 """
 
 import json
@@ -20,9 +20,8 @@ from typing import Any
 from planner.profiles.errors import NoMeasurements
 from planner.schema import InvalidDocument, ModelDescription, Profile
 
-_MARK = re.compile(
-    r"FSDP::(pre_forward|post_forward|pre_backward|post_backward_accumulate)(?: \((.*?)\))?(?: \[.*)?$"
-)
+_HOOKS = "pre_forward|post_forward|pre_backward|post_backward_accumulate"
+_MARK = re.compile(rf"FSDP::({_HOOKS})(?: \((.*?)\))?(?: \[.*)?$")
 _BETWEEN = {"forward": ("pre_forward", "post_forward"), "backward": ("pre_backward", "post_backward_accumulate")}
 _COLLECTIVES = {
     "allgather": "all_gather",

@@ -1,4 +1,4 @@
-"""A trace of real FSDP2 on one gloo rank becomes a profile; kernels of an accelerator by a trace written by hand."""
+"""A trace of real FSDP2 on one gloo rank becomes a profile; one of an accelerator is written by hand."""
 
 import json
 from collections.abc import Iterator
