@@ -4,9 +4,9 @@
     python -m benchmarks.profile_accuracy --seconds 20 --output docs/measurements/profile_accuracy.json
 
 Blocks of three models, one thread, in CPU time of that thread (what other processes take does not count). The sizes
-that a profile fits to and the sizes that it never saw alternate within one run, sample by sample; the second profile
-alternates with the first, in rounds of some seconds, each with modules of its own. So what changes on the machine
-meanwhile changes all of them alike. Medians are compared.
+that a profile fits to and the sizes that it never saw alternate within one run, sample by sample; the second
+profile alternates with the first, in rounds of some seconds, each with modules of its own. So what changes on the
+machine meanwhile changes all of them alike. Medians are compared.
 """
 
 import argparse
