@@ -20,7 +20,8 @@ from planner.schema import (
 )
 from planner.simulate import predict
 from planner.space.fixed import NoValueLeft
-from planner.space.opened import OpenCandidate, Region, regions
+from planner.space.opened import OpenCandidate
+from planner.space.regions import Region, regions
 from planner.space.sharding import NoCostOnHost
 from solver.schedule.problem import Assignment
 from solver.schedule.search import Limits as SolverLimits

@@ -10,7 +10,7 @@ from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest, 
 from planner.space.candidate import ACTIVATION_OFFLOADS, Candidate, Setting, candidates, possible_micro_batches
 from planner.space.knobs import open_knobs
 from planner.space.offload import Moved, knob_of
-from planner.space.opened import Region
+from planner.space.regions import Region
 
 Value = bool | int | str
 

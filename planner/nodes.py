@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from planner.space.candidate import Setting
-from planner.space.opened import OpenCandidate, Region
+from planner.space.opened import OpenCandidate
+from planner.space.regions import Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -17,7 +17,8 @@ from planner.incumbent import Incumbent
 from planner.nodes import Node, Tried
 from planner.schema import Decisions, InconsistentRequest, PlanRequest
 from planner.space.fixed import NoValueLeft
-from planner.space.opened import Goal, OpenCandidate, regions
+from planner.space.opened import Goal, OpenCandidate
+from planner.space.regions import regions
 from planner.space.sharding import NoCostOnHost
 from planner.space.warm import opened_from
 from solver.schedule.problem import Aim, Assignment

@@ -8,7 +8,7 @@ from planner.check import recompute
 from planner.plan import make_plan
 from planner.schema import CallRole, ClientFeature, Limits, ModelDescription, Parameter, PlanRequest, SearchLimits
 from planner.simulate import predict
-from planner.space.opened import regions
+from planner.space.regions import regions
 from tests.planner.factories import (
     EMBEDDING,
     HEAD,

@@ -21,7 +21,7 @@ from planner.schema import (
     UnsupportedField,
 )
 from planner.simulate import predict
-from planner.space.opened import regions
+from planner.space.regions import regions
 from tests.planner.factories import CallSpec, tiny_cluster, tiny_model, tiny_request
 from tests.planner.random_requests import random_request
 

@@ -12,7 +12,7 @@ from planner.schema import HostRuns, PlanRequest
 from planner.space.candidate import num_micro_batches
 from planner.space.fixed import NoValueLeft
 from planner.space.floor import floor_bytes, floor_ns
-from planner.space.opened import regions
+from planner.space.regions import regions
 from planner.space.sharding import NoCostOnHost
 from solver.schedule.heuristic import Heuristic
 from tests.planner.factories import run_by_host
