@@ -189,7 +189,7 @@ def candidates(request: PlanRequest, *, on_host: bool, activations: bool = True)
             "fixed: no mesh and grouping is left; the choices for mesh.shard, mesh.replicate, units.embedding, "
             "units.head, blocks_per_unit, split_blocks, micro_batch, reduce_dtype, optimizer_implementation, "
             "gradient_sync, reshard_after_backward, offload, optimizer_offload or activation_offload contradict "
-            "each other, the cluster, the model, its optimizer or the client's features"
+            "each other, cluster, model, workload.conditional, optimizer (Muon's matrices) or the client's features"
         )
     layouts, found, refusal = Layouts(request), False, ""
     owners = MuonOwners(request)
