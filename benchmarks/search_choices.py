@@ -26,7 +26,9 @@ def narrowed(request: PlanRequest, rng: Random, *, max_plans: int) -> PlanReques
         for region in whole
         for setting in region.settings
     ]
-    chosen = list(_global_choices(drawn, rng.choice(drawn.settings), own).items())
+    known = {choice.knob for choice in request.fixed}
+    made = _global_choices(drawn, rng.choice(drawn.settings), own)
+    chosen = [(knob, value) for knob, value in made.items() if knob not in known]
     rng.shuffle(chosen)
     enough = max_plans << rng.randint(0, 6)
     fixed: dict[str, Value] = {}
