@@ -15,6 +15,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtime_client.durable import flush_directory
 from runtime_client.offload.state_file import not_written
 
 _FORMAT = 1
@@ -83,7 +84,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(target)
-        _flush_folder(folder)
+        flush_directory(folder)
     except OSError as error:
         raise not_written(target, "the manifest", error) from error
 
@@ -93,7 +94,7 @@ def remove_manifest(folder: Path, number: int) -> None:
     path = _path(folder, number)
     if path.exists():
         path.unlink()
-        _flush_folder(folder)
+        flush_directory(folder)
 
 
 def _path(folder: Path, number: int) -> Path:
@@ -102,11 +103,3 @@ def _path(folder: Path, number: int) -> Path:
 
 def _paths(folder: Path) -> list[Path]:
     return [_path(folder, number) for number in range(2)]
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from planner.schema.errors import ShardwrightError
+from runtime_client.durable import flush_directory
 
 _UNFINISHED = ".part"
 _METADATA = ".metadata"
@@ -51,7 +52,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: nn.Module, optimizers: 
     dcp.save(_state(model, optimizers), checkpoint_id=unfinished)  # type: ignore[attr-defined]
     if _is_first_rank():
         unfinished.rename(target)
-        _flush(target.parent)
+        flush_directory(target.parent)
     _barrier()
 
 
@@ -86,12 +87,3 @@ def _is_first_rank() -> bool:
 def _barrier() -> None:
     if dist.is_initialized():
         dist.barrier()
-
-
-def _flush(directory: Path) -> None:
-    """Make a rename in a directory outlive a power cut."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
