@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from runtime_client.offload.errors import OptimizerStepFailed, StepAlreadyBegun, UnsupportedOptimizer
 from runtime_client.offload.pipeline import Job, Pipeline
 from runtime_client.offload.staging import Staging
+from runtime_client.offload.state_dicts import shown_state, state_of
 from runtime_client.offload.store import HostStore, StateStore
 from runtime_client.offload.unit_step import IDENTITIES, STEP, Member, UnitStep, hyperparameters
-from runtime_client.ragged.private import local_of, make_dtensor
-from runtime_client.ragged.tensor import RaggedTensor
 
 NUM_STAGING_BUFFERS = 3
 """One that is filled, one whose unit is updated, one that is copied back."""
@@ -249,7 +247,7 @@ class OffloadedOptimizer(Optimizer):
         """As torch's; state of offloaded parameters is what it was after the last step, and only to be read."""
         self.settle()
         light = self.state
-        self.state = defaultdict(dict, {**light, **self._shown()})
+        self.state = defaultdict(dict, {**light, **shown_state(self._units, self._store, light)})
         try:
             return super().state_dict()
         finally:
@@ -267,7 +265,7 @@ class OffloadedOptimizer(Optimizer):
         for unit in self._units:
             for member in unit.members:
                 member.steps.fill_(float(known.get(member.parameter, {STEP: 0.0})[STEP]))
-        self._store.replace([_state(unit, known) for unit in self._units])
+        self._store.replace([state_of(unit, known) for unit in self._units])
         for place in range(len(self._units)):
             self._note_state(place)
 
@@ -281,19 +279,6 @@ class OffloadedOptimizer(Optimizer):
         for member in self._units[place].members:
             if member.steps.item():
                 self.state[member.parameter] = {STEP: member.steps}
-
-    def _shown(self) -> dict[Tensor, dict[str, Tensor]]:
-        """State of the offloaded parameters that have some."""
-        shown: dict[Tensor, dict[str, Tensor]] = {}
-        for place, unit in enumerate(self._units):
-            if not any(member.parameter in self.state for member in unit.members):
-                continue
-            moments = iter(self._store.view(place))
-            for member in unit.members:
-                local = {name: _as_sharded(next(moments), member.parameter) for name in member.moments}
-                if member.parameter in self.state:
-                    shown[member.parameter] = {STEP: member.steps.clone(), **local}
-        return shown
 
     # Building
 
@@ -332,31 +317,9 @@ def _check_kind(kind: type[Adam], options: Mapping[str, Any]) -> None:
             raise UnsupportedOptimizer(f"{name}=True needs the optimizer's state on the device: leave it out")
 
 
-def _state(unit: UnitStep, known: Mapping[Any, Mapping[str, Any]]) -> list[Tensor] | None:
-    """The moments of a unit in order, of a state dict that knows some of its parameters."""
-    if not any(member.parameter in known for member in unit.members):
-        return None
-    return [
-        local_of(known[member.parameter][name])
-        if member.parameter in known
-        else torch.zeros(member.local.shape, dtype=member.local.dtype)
-        for member in unit.members
-        for name in member.moments
-    ]
-
-
 def _sample(gradients: Sequence[Tensor]) -> Tensor:
     """The first elements of the first gradient that has some: they tell whether all were scaled."""
     for gradient in gradients:
         if gradient.numel():
             return gradient.detach().reshape(-1)[:_SAMPLED_ELEMENTS].clone()
     return torch.empty(0)
-
-
-def _as_sharded(local: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A tensor that is spread as the parameter is."""
-    if isinstance(parameter, RaggedTensor):
-        return RaggedTensor(local, parameter.spread, tuple(parameter.shape))
-    if isinstance(parameter, DTensor):
-        return make_dtensor(DTensor, local, parameter.device_mesh, parameter.placements, parameter.shape)
-    return local

@@ -9,6 +9,8 @@ from planner.schema import (
     InconsistentRequest,
     Limits,
     ShardDim,
+    StateTier,
+    UnitPlan,
 )
 from planner.script import calls, script
 from tests.planner.factories import tiny_cluster, tiny_model, tiny_request
@@ -32,6 +34,7 @@ def test_an_infeasible_plan_has_nothing_to_carry_out() -> None:
     ("change", "words"),
     [
         ({"shard_dims": (ShardDim(parameter="a.w", dim=1),)}, "shards on other dimensions"),
+        ({"units": (UnitPlan(modules=("",), optimizer_tier=StateTier.HOST),)}, "optimizer state off the device"),
         ({"activations": (ActivationPlan(module="a", policy=ActivationPolicy.OFFLOAD),)}, "offloaded activations"),
         (
             {
