@@ -87,7 +87,8 @@ def _limit(name: str, megabits: int | None, delay_us: int) -> None:
     tc = ("tc", "-n", name, "qdisc", "add", "dev", INTERFACE)
     if megabits is not None:
         rate = f"{megabits}mbit"
-        _run(*tc, "root", "handle", "1:", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+        # A queue of a second drops nothing that a socket sends at once: ports that lose packets are another matter.
+        _run(*tc, "root", "handle", "1:", "tbf", "rate", rate, "burst", "256kb", "latency", "1s")
     if delay_us:
         parent = ("parent", "1:1") if megabits is not None else ("root",)
         _run(*tc, *parent, "netem", "delay", f"{delay_us}us", "limit", "100000")

@@ -7,6 +7,7 @@ optimizer. `AsyncReduceScatter` does what the events would: before FSDP2 allocat
 oldest transfers until fewer than `max_in_flight` are left (`set_reduce_scatter_max_input_buffers`), and `drain`
 waits for the rest. Where there is a sharded gradient already, FSDP2 would add what has not arrived: the hook takes
 that gradient away, so that FSDP2 puts the new one in its place, and adds the two once the transfer is over.
+Gradients have to be reduced in the type that parameters are stored in: FSDP2 would cast what has not arrived.
 """
 
 from collections import deque
@@ -85,6 +86,7 @@ class AsyncReduceScatter(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work:
         """Begin the transfer."""
+        assert output_tensor.dtype is self._parameters[0].dtype, "see the Note"
         work = dist.reduce_scatter_single(
             output=output_tensor, input=input_tensor, group=group, op=op, async_op=True
         )

@@ -269,7 +269,7 @@ class Profiler:
         example = spec.example()
         block = example.model.get_submodule("layers.0")
         x = torch.randn(spec.micro_batch, spec.sequence, _width(example.model))
-        sizes = [size for size in SIZES_BYTES if size <= 8 * max(2**20, unit_bytes)]
+        sizes = [size for size in SIZES_BYTES if size <= 2 * max(2**22, unit_bytes)]
         self._parts: tuple[Part, ...] = (
             CallTimer(example, ranks.description, ranks.inputs).run,
             RecomputeTimer(spec.example(), ranks.description, tuple(x.shape)).run,
