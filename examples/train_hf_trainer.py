@@ -42,6 +42,9 @@ class PlannedTrainer(Trainer):
         self.applied = applied
         super().__init__(applied.model, args, **others)
 
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """The plan has put everything where it belongs, some units on the host maybe."""
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The groups and options of the arguments, stepped and stored as the plan says.
 

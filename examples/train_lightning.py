@@ -53,7 +53,7 @@ class Llama(lightning.LightningModule):
 
 
 class PlannedLlama(Llama):
-    """The same, sharded by a plan in the hook that Lightning has for it; for `ModelParallelStrategy`."""
+    """The same, sharded by a plan in the hook that Lightning has for it; for `PlannedStrategy`."""
 
     applied: AppliedPlan | None = None
 
@@ -84,6 +84,13 @@ class PlannedLlama(Llama):
             self.applied.clip_grad_norm(gradient_clip_val)
 
 
+class PlannedStrategy(ModelParallelStrategy):
+    """A strategy that leaves everything where the plan has put it, some units on the host maybe."""
+
+    def model_to_device(self) -> None:
+        pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small Llama with Lightning.")
     parser.add_argument("plan", nargs="?", help="plan file; without one every rank has the whole model")
@@ -97,7 +104,7 @@ def main() -> None:
         accelerator="cpu" if arguments.cpu else "auto",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-        strategy=ModelParallelStrategy(data_parallel_size=num_ranks, tensor_parallel_size=1) if planned else "auto",
+        strategy=PlannedStrategy(data_parallel_size=num_ranks, tensor_parallel_size=1) if planned else "auto",
         accumulate_grad_batches=GLOBAL_BATCH // (MICRO_BATCH * num_ranks),
         gradient_clip_val=MAX_NORM,
         max_epochs=NUM_STEPS,

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 def test_named_methods_gather_and_others_meet_shards(tmp_path: Path) -> None:
-    outputs = run_ranks(ROOT / "tests/real/forward_methods.py", 2, log_dir=tmp_path)
+    outputs = run_ranks(ROOT / "tests/real/forward_methods.py", 2, timeout_s=300, log_dir=tmp_path)
     for output in outputs:
         *cases, generate, unregistered = map(json.loads, output.stdout.splitlines())
         assert [found["case"] for found in cases] == ["unit", "no unit", "ragged", "checkpointed"]

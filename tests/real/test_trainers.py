@@ -49,7 +49,7 @@ def write_plan(folder: Path) -> str:
 
 
 def losses(name: str, *args: str, log_dir: Path, first: int = 0) -> list[float]:
-    printed, _ = run_ranks(EXAMPLES / f"train_{name}.py", 2, args, log_dir=log_dir)
+    printed, _ = run_ranks(EXAMPLES / f"train_{name}.py", 2, args, timeout_s=300, log_dir=log_dir)
     lines = [line.split() for line in printed.stdout.splitlines() if line.startswith("step ")]
     assert [line[:3] for line in lines] == [["step", str(step), "loss"] for step in range(first, 5)]
     return [float(line[3]) for line in lines]

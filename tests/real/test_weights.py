@@ -44,7 +44,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         request.param,
         [str(folder), *KINDS[request.param]],
         log_dir=tmp_path_factory.mktemp("logs"),
-        timeout_s=180,
+        timeout_s=300,
         env={"MALLOC_MMAP_THRESHOLD_": "65536"},  # what is freed goes back at once, so that growth can be seen
     )
     return [list(map(json.loads, output.stdout.splitlines())) for output in outputs]
