@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.fsdp import fully_shard
 
 from planner.schema import Plan, PlanRequest, ShardwrightError
@@ -44,7 +45,10 @@ def start(case: str, cache: str) -> dict[str, Any]:
         return PlanClient(sys.argv[1], deadline_s=CLIENT_DEADLINE_S, cache_dir=cache).plan(request).plan
 
     plan = share_plan(ask, deadline_s=DEADLINE_S)
+    has_plan = PrefixStore("has plan", _get_default_store())
+    has_plan.set(str(rank), "1")
     if case == f"rank {rank} dies":
+        has_plan.wait([str(1 - rank)])
         die()
     model = build()
     if case == "rank 1 differs" and rank == 1:
