@@ -152,7 +152,7 @@ def merge(
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="A table (.csv), a trace of torch.profiler, or a file with a profile."),
+        typer.Argument(metavar="FILE", help="A table (.csv), a trace of torch.profiler, or a file with profiles."),
     ],
     model: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of a trace: the description of the model.")
@@ -174,7 +174,7 @@ def import_(
 
     shardwright profile import trace.json --model model.json --micro-batch 2 --seq 4096 -o profile.json
 
-    shardwright profile import gpu_check.json -o profile.json
+    shardwright profile import gpu_check.json --name NAME -o profile.json
     """
     from api.cli.documents import load_model, read_text, require_place
     from planner.profiles import refuse_implausible

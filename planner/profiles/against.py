@@ -120,7 +120,7 @@ def _curve_problems(profile: Profile, topology: Topology) -> Iterator[Problem]:
         per_node = max(1, curve.num_ranks // curve.num_nodes) if curve.num_nodes > 1 else 1
         received = point.size_bytes * (curve.num_ranks - 1) // curve.num_ranks // per_node
         fastest_ns = received * 10**9 // link.bytes_per_s
-        if point.duration_ns * factor < fastest_ns:
+        if 0 < point.duration_ns * factor < fastest_ns:
             yield (
                 f"profile.collectives[{index}].points[{place}].duration_ns",
                 f"is {point.duration_ns:,} ns for {curve.collective} of {point.size_bytes:,} bytes over "

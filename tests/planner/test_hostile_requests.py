@@ -236,17 +236,22 @@ REFUSED = {
         "can be planned",
     ),
     "a step without end": (
-        [("profile.calls.1.forward_ns", 2**53 - 1)],
+        [("profile.launch_ns", 2**53 - 1)],
         "inconsistent_request",
-        "the largest part is forward of layers.0",
+        "the largest part is",
+    ),
+    "a call without end": (
+        [("profile.calls.1.forward_ns", 2**53 - 1)],
+        "implausible_profile",
+        "profile.calls[1].forward_ns is 9,007,199,254,740,991 ns",
     ),
     "a link without end": (
         [
             (f"profile.collectives.{i}.points", [{"size_bytes": 2**52, "duration_ns": 1}])
             for i in range(len(COLLECTIVES))
         ],
-        "inconsistent_request",
-        "all_gather: rate comes out as",
+        "implausible_profile",
+        "profile.collectives[0].points[0].duration_ns is 1 ns for all_gather",
     ),
     "a curve without time": (
         [

@@ -14,6 +14,7 @@ from tests.planner.factories import (
     HEAD,
     NORM,
     CallSpec,
+    ClusterSpec,
     call_kind,
     tiny_cluster,
     tiny_model,
@@ -83,7 +84,11 @@ ODD = {
     "blocks alone": tiny_request(tiny_model(2, block=BLOCK, embedding=None, norm=None, head=None, loss=None)),
     "uneven blocks": tiny_request(uneven_model()),
     "bound by launches": tiny_request(TWO_BLOCKS, tiny_cluster(4), profile=tiny_profile(launch_ns=10**6)),
-    "communication is free": tiny_request(TWO_BLOCKS, profile=tiny_profile(collective_bytes_per_ns=10**6)),
+    "communication is free": tiny_request(
+        TWO_BLOCKS,
+        tiny_cluster(spec=ClusterSpec(link_bytes_per_s=10**15)),
+        profile=tiny_profile(collective_bytes_per_ns=10**6),
+    ),
     "communication is all": tiny_request(TWO_BLOCKS, profile=tiny_profile(collective_latency_ns=10**9)),
     "a million micro-batches": tiny_request(TWO_BLOCKS, num_micro_batches=10**6),
 }

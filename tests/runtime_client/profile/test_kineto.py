@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -92,11 +91,20 @@ def test_kernels_count_by_when_they_were_launched(model: ModelDescription) -> No
     assert curve.points == (CurvePoint(size_bytes=8192, duration_ns=500_000),)
 
 
-def test_a_file_that_holds_a_profile(tmp_path: Path) -> None:
-    inner = Profile(name="inside", launch_ns=5)
-    text = json.dumps({"device": "H100", "profile": json.loads(inner.to_json())})
+def test_a_file_that_holds_profiles() -> None:
+    """As `scripts/gpu_check.py` writes it."""
+    profiles = [Profile(name="llama", launch_ns=5), Profile(name="moe", launch_ns=6)]
     read = {"is_table": False, "model": None, "size": (1, None), "source": "gpu_check.json"}
-    assert read_measurements(text, name=None, **read) == inner
-    assert read_measurements(inner.to_json(), name="mine", **read).name == "mine"
+
+    def text(*chosen: Profile) -> str:
+        return json.dumps({"size": {}, "measurements": [], "profiles": [one.model_dump() for one in chosen]})
+
+    assert read_measurements(text(*profiles), name="moe", **read) == profiles[1]
+    assert read_measurements(text(profiles[0]), name=None, **read) == profiles[0]
+    with pytest.raises(InconsistentRequest, match="holds the profiles llama, moe; choose one with --name"):
+        read_measurements(text(*profiles), name=None, **read)
+    with pytest.raises(NoMeasurements, match="lists no profile"):
+        read_measurements(text(), name=None, **read)
+    assert read_measurements(profiles[0].to_json(), name="mine", **read).name == "mine"
     with pytest.raises(InconsistentRequest, match="is a trace; give --model and --seq"):
         read_measurements('{"traceEvents": []}', name=None, **read)
