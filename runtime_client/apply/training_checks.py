@@ -26,7 +26,7 @@ def check_training(model: nn.Module) -> None:
                 )
     for path, module in model.named_modules():
         where = unwrapped_name(path)
-        if getattr(module, "sparse", False) is True and any(one.requires_grad for one in module.parameters(False)):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             raise SparseGradient(
                 f"module {where!r} ({type(module).__name__}) has sparse gradients, which FSDP2 cannot reduce. "
                 "Build it with sparse=False."
