@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, undefer
 
 from planner.schema import ClusterDescription, ModelDescription, Profile
+from profiles_db import profiled
 from profiles_db.insert import insert_if_absent
 from profiles_db.pages import Cursor, Page, newest_first, page_of
 from profiles_db.tables import DocumentKind, DocumentRow, now_us
@@ -33,7 +34,10 @@ def put(session: Session, tenant: str, document: StoredDocument) -> tuple[str, b
         "created_at_us": now_us(),
         "body": zlib.compress(body),
     }
-    return content_hash, insert_if_absent(session, DocumentRow, values)
+    is_new = insert_if_absent(session, DocumentRow, values)
+    if is_new and isinstance(document, Profile):
+        profiled.add(session, tenant, content_hash, document)
+    return content_hash, is_new
 
 
 def get_bytes(session: Session, tenant: str, kind: DocumentKind, content_hash: str) -> bytes | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, delete, or_, select, union, update
 from sqlalchemy.orm import Session
 
-from profiles_db import measurements
+from profiles_db import measurements, profiled
 from profiles_db.change import num_changed
 from profiles_db.tables import (
     ActivationRow,
@@ -170,6 +170,7 @@ def _documents(session: Session, before_us: int) -> int:
     old = select(DocumentRow.tenant, DocumentRow.content_hash).where(DocumentRow.created_at_us < before_us)
     gone = [(tenant, hash_) for tenant, hash_ in session.execute(old) if (tenant, hash_) not in kept]
     for tenant, content_hash in gone:
+        profiled.remove(session, tenant, content_hash)
         is_it = (DocumentRow.tenant == tenant) & (DocumentRow.content_hash == content_hash)
         num_changed(session, delete(DocumentRow).where(is_it))
     return len(gone)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from api.service.errors import NotFound
 from api.service.parsing import parse_document, parse_json
+from planner.profiles import refuse_implausible
+from planner.schema import Profile
 from profiles_db import documents
 from profiles_db.engine import Database
 from profiles_db.pages import Cursor, Page
@@ -29,8 +31,11 @@ class DocumentService:
 
         Raises:
             InvalidJson, InvalidDocument: the body is not a document of this kind.
+            ImplausibleProfile: it is a profile with a number that cannot be true.
         """
         document = parse_document(documents.DOCUMENT_TYPES[kind], parse_json(body))
+        if isinstance(document, Profile):
+            refuse_implausible(document)
         with self._database.write() as session:
             content_hash, is_new = documents.put(session, tenant, document)
             row = documents.get_row(session, tenant, kind, content_hash)

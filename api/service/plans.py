@@ -13,11 +13,14 @@ from api.service.parsing import SHA256, parse_document, parse_json
 from api.service.recent import RecentBodies
 from api.service.signing import Signer
 from planner import __version__ as PLANNER_VERSION  # noqa: N812 - a constant
-from planner.schema import PlanRequest
-from profiles_db import documents, jobs, plans, provisional, requests
+from planner.schema import ClusterDescription, ModelDescription, PlanRequest, Profile, block_hash
+from profiles_db import documents, jobs, plans, profiled, provisional, requests
 from profiles_db.engine import Database
 from profiles_db.pages import Page
-from profiles_db.tables import JobPriority, JobRow, JobState, PlanRow
+from profiles_db.tables import DocumentKind, JobPriority, JobRow, JobState, PlanRow
+
+_NEWEST = "newest"
+"""In place of a profile: the newest one of the model's blocks on the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ class PlanService:
             self._metrics.plan_requests.labels("plan").inc()
             return known
         job = self.submit_request(caller, self.parse(caller.tenant, body), priority)
-        self._recent.put(caller.tenant, body, job.request_hash)
+        if _NEWEST.encode() not in body:  # which profile that is changes
+            self._recent.put(caller.tenant, body, job.request_hash)
         return job
 
     def _known_plan(self, tenant: str, body: bytes) -> JobRow | None:
@@ -137,6 +141,20 @@ class PlanService:
             if stored is None:
                 raise UnknownReference(kind.value, reference)
             value[kind.value] = document_type.from_json(stored, source=f"stored {kind} {reference}")
+        if value.get("profile") == _NEWEST:
+            value["profile"] = self._newest_profile(tenant, value)
+
+    def _newest_profile(self, tenant: str, value: dict[str, Any]) -> Profile:
+        model = parse_document(ModelDescription, value.get("model"))
+        cluster = parse_document(ClusterDescription, value.get("cluster"))
+        blocks = {block_hash(model, kind) for kind in model.kinds}
+        with self._database.read() as session:
+            found = profiled.newest(session, tenant, cluster.name, blocks)
+            stored = None if found is None else documents.get_bytes(session, tenant, DocumentKind.PROFILE, found)
+        if stored is None:
+            remedy = f"post one of blocks of {model.name!r} whose cluster is {cluster.name!r} to /v1/profiles first"
+            raise UnknownReference("profile", _NEWEST, remedy=remedy)
+        return Profile.from_json(stored, source=f"stored profile {found}")
 
     def _job_of(self, caller: Caller, request: PlanRequest, priority: JobPriority) -> JobRow:
         request_hash = request.content_hash()

@@ -108,7 +108,8 @@ class RequestReferences(Part):
     model: ModelDescription | Sha256
     cluster: ClusterDescription | Sha256
     workload: Workload
-    profile: Profile | Sha256 | None = None
+    profile: Profile | Sha256 | Literal["newest"] | None = None
+    """`newest`: the one stored last that measured most blocks of this model on a cluster of this name."""
     objective: Objective = Objective.STEP_TIME
     limits: Limits = Limits()
     fixed: Annotated[tuple[FixedChoice, ...], Field(max_length=10_000)] = ()

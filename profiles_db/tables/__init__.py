@@ -7,6 +7,7 @@ from profiles_db.tables.keys import KeyRow
 from profiles_db.tables.lineages import ActivationRow, Cause, LineageRow, RevisionRow
 from profiles_db.tables.measurements import MeasuredPlanRow, MeasurementRow
 from profiles_db.tables.plans import PlanRow
+from profiles_db.tables.profiled import ProfiledCallRow
 from profiles_db.tables.regenerations import (
     ClusterRevisionRow,
     ItemState,
@@ -41,6 +42,7 @@ __all__ = [
     "MeasurementRow",
     "Notice",
     "PlanRow",
+    "ProfiledCallRow",
     "ProvisionalPlanRow",
     "RegenerationItemRow",
     "RegenerationRow",

@@ -5,7 +5,7 @@ import pytest
 from api.http.examples import CLUSTER, MODEL, PROFILE, REQUEST
 from planner.plan import make_plan
 from planner.schema import ClusterDescription, ModelDescription, Plan, PlanRequest, Profile
-from profiles_db import documents, executors, jobs, plans, provisional, requests
+from profiles_db import documents, executors, jobs, plans, profiled, provisional, requests
 from profiles_db.engine import Database
 from profiles_db.pages import Cursor, InvalidCursor
 from profiles_db.tables import DocumentKind, JobPriority, JobRow, JobState
@@ -35,6 +35,40 @@ def test_documents_come_back_byte_for_byte_and_are_kept_once(database: Database)
         row = documents.get_row(session, TENANT, DocumentKind.MODEL, content_hash)
         assert row is not None
         assert len(row.body) < row.size_bytes == len(model.canonical_bytes())
+
+
+def profile_of(name: str, cluster: str, *blocks: str, forward_ns: int = 5) -> Profile:
+    calls = [
+        {"kind": "block", "block": block, "micro_batch": 1, "sequence": 8, "forward_ns": forward_ns}
+        for block in blocks
+    ]
+    return Profile.from_object({"name": name, "cluster": cluster, "calls": calls})
+
+
+def test_the_newest_profile_with_most_blocks_on_a_cluster_is_found(database: Database) -> None:
+    one, two = ("sha256:" + letter * 64 for letter in "ab")
+    stored = [
+        profile_of("both", "here", one, two),
+        profile_of("newer", "here", one, two, forward_ns=7),
+        profile_of("one only", "here", one, forward_ns=9),
+        profile_of("elsewhere", "there", one, two),
+    ]
+    for profile in stored:
+        with database.write() as session:
+            documents.put(session, "blocks", profile)
+            documents.put(session, "blocks", profile)
+    with database.read() as session:
+        assert profiled.newest(session, "blocks", "here", {one, two}) == stored[1].content_hash()
+        assert profiled.newest(session, "blocks", "there", {one}) == stored[3].content_hash()
+        assert profiled.newest(session, "blocks", "here", {"sha256:" + "c" * 64}) is None
+        assert profiled.newest(session, "others", "here", {one, two}) is None
+        rows = profiled.calls_at(session, "blocks", "here", one, micro_batch=1, sequence=8)
+        assert [row.forward_ns for row in rows] == [9, 7, 5]
+        assert profiled.calls_at(session, "blocks", "here", one, micro_batch=2, sequence=8) == []
+    with database.write() as session:
+        profiled.remove(session, "blocks", stored[1].content_hash())
+    with database.read() as session:
+        assert profiled.newest(session, "blocks", "here", {one, two}) == stored[0].content_hash()
 
 
 def test_concurrent_puts_of_one_document_make_one_row(database: Database) -> None:
