@@ -7,8 +7,8 @@
 
 Run it from a checkout of this repository; nothing has to be installed but torch and pydantic. The models are stacks
 of Llama blocks (once with the loss in chunks) and of mixtures of experts, trained with `fully_shard` over a world
-of one rank. Predictions rest on the profile that the script measures first; `profiles` in the JSON are documents
-that `shardwright profile import` takes.
+of one rank. Predictions rest on the profile that the script measures first; `shardwright profile import` takes it
+from the JSON.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from planner.catalog import device as data_sheet
 from planner.schema import (
     ActivationPlan,
     ActivationPolicy,
+    CallMeasurement,
     ClusterDescription,
     Decisions,
     DeviceSheet,
@@ -51,6 +52,7 @@ from planner.schema import (
     Profile,
     Reserve,
     StateTier,
+    TracePoint,
     UnitPlan,
     Workload,
 )
@@ -448,17 +450,21 @@ def described(kind: str, size: Size) -> ModelDescription:
     )
 
 
-def profiled(kind: str, model: ModelDescription, size: Size, device: torch.device, seconds: float) -> Profile:
-    """Times of its calls, copies and optimizer steps on this device."""
-    options = ProfileOptions(
-        micro_batch=size.micro_batch,
-        sequence=size.sequence,
-        points=(),
-        seconds=seconds,
-        name=f"gpu-check-{kind}",
-    )
-    build_it = partial(build, kind, **asdict(size))
-    found = profile(build_it, model, options, world=World.join(device.type))
+def profiled(models: dict[str, ModelDescription], size: Size, device: torch.device, seconds: float) -> Profile:
+    """Times of the calls of all models, copies and optimizer steps on this device; every block is measured once."""
+    found = [_profiled(kind, model, size, device, seconds) for kind, model in models.items()]
+    calls: dict[object, CallMeasurement] = {}
+    for one in found:
+        for call in one.calls:
+            calls.setdefault((call.block, call.micro_batch, call.sequence), call)
+    together = {"name": "gpu-check", "model_fingerprint": None, "calls": tuple(calls.values())}
+    return found[0].model_copy(update=together)
+
+
+def _profiled(kind: str, model: ModelDescription, size: Size, device: torch.device, seconds: float) -> Profile:
+    point = TracePoint(micro_batch=size.micro_batch, sequence=size.sequence)
+    options = ProfileOptions(micro_batch=size.micro_batch, sequence=size.sequence, points=(point,), seconds=seconds)
+    found = profile(partial(build, kind, **asdict(size)), model, options, world=World.join(device.type))
     for skipped in found.skipped:
         print(f"not measured: {skipped.what}: {skipped.why}", file=sys.stderr)
     return found.profile
@@ -484,8 +490,8 @@ def main() -> int:
         given.write_model.write_text(described(LLAMA, size).to_json())
         return 0
     models = {kind: described(kind, size) for kind in (LLAMA, CHUNKED, MOE)}
-    profiles = {kind: profiled(kind, model, size, device, given.seconds) for kind, model in models.items()}
-    requests = {kind: request_of(models[kind], profiles[kind], size, device) for kind in models}
+    found = profiled(models, size, device, given.seconds)
+    requests = {kind: request_of(model, found, size, device) for kind, model in models.items()}
     dist.init_process_group("nccl" if given.device == "cuda" else "gloo", store=HashStore(), rank=0, world_size=1)
     measurements = []
     for case in [*cases(size, models), *([planned(given.plan)] if given.plan else [])]:
@@ -494,16 +500,16 @@ def main() -> int:
     dist.destroy_process_group()
     print(table(measurements))
     if given.output:
-        given.output.write_text(json.dumps(document(size, measurements, profiles), indent=1) + "\n")
+        given.output.write_text(json.dumps(document(size, measurements, found), indent=1) + "\n")
     return int(any(row.failure for row in measurements))
 
 
-def document(size: Size, measurements: list[Measurement], profiles: dict[str, Profile]) -> dict[str, Any]:
-    """The measurements with what they were made on (in each profile's `provenance`)."""
+def document(size: Size, measurements: list[Measurement], found: Profile) -> dict[str, Any]:
+    """The measurements, and the profile with what they were made on (its `provenance`)."""
     return {
         "size": asdict(size),
         "measurements": [asdict(row) for row in measurements],
-        "profiles": [json.loads(one.to_json()) for one in profiles.values()],
+        "profile": json.loads(found.to_json()),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.plan import make_plan
+from planner.profiles.imports import read_measurements
 from planner.schema import (
     ClusterDescription,
     ModelDescription,
@@ -16,7 +17,6 @@ from planner.schema import (
     Plan,
     PlanRequest,
     Precision,
-    Profile,
     Workload,
 )
 
@@ -90,13 +90,12 @@ def test_checkpointing_and_offload_are_predicted_to_need_less(found: tuple[dict[
     assert peaks["units on the host"] < peaks["default"]
 
 
-def test_its_profiles_are_documents_that_plans_take(found: tuple[dict[str, Any], str]) -> None:
-    profiles = [Profile.from_object(one, source="profiles") for one in found[0]["profiles"]]
-    assert [one.name for one in profiles] == [
-        "gpu-check-llama",
-        "gpu-check-llama, loss in chunks",
-        "gpu-check-moe",
-    ]
-    for one in profiles:
-        assert one.model_fingerprint
-        assert any(call.kind == "block" and call.forward_ns for call in one.calls)
+def test_its_profile_is_imported_and_has_both_kinds_of_block(found: tuple[dict[str, Any], str]) -> None:
+    imported = read_measurements(
+        json.dumps(found[0]), is_table=False, model=None, size=(1, None), name=None, source="check.json"
+    )
+    assert imported.provenance.torch_version
+    blocks = {call.block for call in imported.calls if call.kind == "block" and call.forward_ns}
+    assert len(blocks) == 2, "of the Llama and of the mixture of experts"
+    keys = [(call.block, call.micro_batch, call.sequence) for call in imported.calls]
+    assert len(set(keys)) == len(keys)
