@@ -3,7 +3,7 @@ from sqlalchemy import select
 
 from api.http.examples import CLUSTER, MODEL, PROFILE
 from api.http.examples import REQUEST as EXAMPLE
-from planner.schema import Plan, PlanRequest
+from planner.schema import ModelDescription, Plan, PlanRequest, block_hash
 from profiles_db.retention import PRUNED
 from profiles_db.tables import JobRow, JobState
 from tests.api.http.server import FAST, REQUEST, decoder_request
@@ -61,6 +61,32 @@ def test_documents_by_reference_are_the_same_request(client: TestClient) -> None
     assert by_reference.content == inline.content
     mixed = client.post("/v1/plans", json={**REQUEST, **stored, "cluster": CLUSTER})
     assert mixed.content == inline.content
+
+
+def test_the_newest_profile_of_this_model_and_cluster_is_found(client: TestClient) -> None:
+    asked = {**REQUEST, "profile": "newest"}
+    none_yet = client.post("/v1/plans", json=asked)
+    assert none_yet.status_code == 422
+    assert none_yet.json()["code"] == "unknown_reference"
+    assert "whose cluster is 'two nodes of eight' to /v1/profiles first" in none_yet.json()["detail"]
+    block = block_hash(ModelDescription.from_object(MODEL), "layer")
+    (call,) = PROFILE["calls"]
+    hashes = []
+    for forward_ns in (61_000, 62_000):
+        calls = [{**call, "block": block, "forward_ns": forward_ns}]
+        profile = {**PROFILE, "calls": calls, "cluster": CLUSTER["name"]}
+        hashes.append(client.post("/v1/profiles", json=profile).json()["content_hash"])
+        plan = Plan.from_json(client.post("/v1/plans", json=asked).content)
+        assert plan.body.inputs.profile == hashes[-1]
+    assert hashes[0] != hashes[1]
+
+
+def test_a_profile_that_cannot_be_true_is_not_stored(client: TestClient) -> None:
+    points = [{"size_bytes": size, "duration_ns": time} for size, time in ((2**20, 9_000_000), (2**24, 20_000))]
+    profile = {"name": "odd", "collectives": [{"collective": "all_gather", "num_ranks": 8, "points": points}]}
+    answer = client.post("/v1/profiles", json=profile)
+    assert (answer.status_code, answer.json()["code"]) == (422, "implausible_profile")
+    assert "profile.collectives[0].points[" in answer.json()["detail"]
 
 
 def test_an_unknown_reference_says_where(client: TestClient) -> None:
