@@ -9,6 +9,7 @@ def arm(name: str, measured: float, predicted: float, **further: Any) -> dict[st
     return {
         "name": name,
         "median_ms": measured,
+        "step_ms": [measured, 3 * measured, 2 * measured],
         "predicted_ms": predicted,
         "peak_bytes": 1000,
         "predicted_peak_bytes": 1000,
@@ -38,7 +39,7 @@ def test_what_keeps_every_bar_has_no_failures() -> None:
 def test_each_bar_is_named_when_it_is_missed() -> None:
     slow = line(GOOD[0], GOOD[1], arm("plan", 170, 171))
     assert failures([slow]) == [
-        "llama, 500 Mbit/s: the plan is slower than 'prefetch 1': 170 ms against 160",
+        "llama, 500 Mbit/s: the plan takes 1.062 times as long as 'prefetch 1'",
     ]
     off = line(GOOD[0], arm("prefetch 1", 160, 190), GOOD[2])
     assert "predicted +18.8% off" in failures([off])[0]
