@@ -43,6 +43,8 @@ def main() -> int:
         if reason is not None:
             print(f"skipped: {reason}", file=sys.stderr)
             return 2
+        given.output.parent.mkdir(parents=True, exist_ok=True)
+        given.output.touch()
         _measure(given)
     lines = [json.loads(line) for line in given.output.read_text().splitlines()]
     print(tables(lines))
@@ -52,7 +54,6 @@ def main() -> int:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    given.output.parent.mkdir(parents=True, exist_ok=True)
     done = done_before(given.output, "name")
     for model, megabits in product(given.models, given.megabits):
         missing = [one for one in given.variants if _name(model, megabits, given.ranks, one) not in done]
@@ -70,7 +71,7 @@ def _measure(given: argparse.Namespace) -> None:
                 description=description.to_json(),
                 variants=(VARIANTS[chosen],),
                 rounds=given.rounds,
-                profile_rounds=given.rounds // 2,
+                profile_rounds=max(1, given.rounds // 2),
             )
             try:
                 found = run(job, given.ranks, nice=given.nice)
