@@ -477,7 +477,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each configuration")
     parser.add_argument("--seconds", type=float, default=45.0, help="for the profile of each model")
     parser.add_argument("--plan", type=Path, help="a plan of the Llama for one rank, as JSON")
-    parser.add_argument("--output", type=Path, help="where to write measurements and profiles as JSON")
+    parser.add_argument("--output", type=Path, help="where to write measurements and the profile as JSON")
     parser.add_argument("--write-model", type=Path, help="write the Llama's description and stop")
     return parser.parse_args()
 
@@ -509,7 +509,7 @@ def document(size: Size, measurements: list[Measurement], found: Profile) -> dic
     return {
         "size": asdict(size),
         "measurements": [asdict(row) for row in measurements],
-        "profile": json.loads(found.to_json()),
+        "profiles": [json.loads(found.to_json())],
     }
 
 
