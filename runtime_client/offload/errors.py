@@ -34,7 +34,7 @@ class StateBufferTooSmall(ShardwrightError):
 
 
 class StateDirectoryInUse(ShardwrightError):
-    """Another process has the optimizer state of this rank open."""
+    """Another process, or another optimizer, has the optimizer state of this rank open."""
 
     code = "state_directory_in_use"
 

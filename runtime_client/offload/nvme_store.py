@@ -236,7 +236,7 @@ def _locked(folder: Path) -> int:
     except OSError:
         os.close(handle)
         raise StateDirectoryInUse(
-            f"{folder} is in use by another process: end it, or name another state directory"
+            f"{folder} is in use by another process or optimizer: end it, or name another state directory"
         ) from None
     return handle
 

@@ -26,7 +26,7 @@ from planner.schema import (
     Profile,
 )
 
-OFFLOADS = (ClientFeature.OFFLOAD, ClientFeature.ACTIVATION_OFFLOAD)
+OFFLOADS = tuple(feature for feature in ClientFeature if "offload" in feature or "nvme" in feature)
 FEATURES = tuple(feature for feature in ClientFeature if feature not in OFFLOADS)
 """Offloading is left to where nothing else fits, be it slower or not: with it the laws need not hold."""
 UNLIMITED = 2**40

@@ -15,7 +15,11 @@ SEEDS = (3, 6, 12, 14)
 def only_offloaded(seed: int) -> PlanRequest:
     """The request with a byte less than plans on the device need."""
     request = random_request(seed)
-    on_device = tuple(feature for feature in ClientFeature if feature not in (ClientFeature.OFFLOAD,))
+    on_device = tuple(
+        feature
+        for feature in ClientFeature
+        if feature.value not in ("offload", "optimizer_offload", "optimizer_nvme")
+    )
     least = search(
         request.model_copy(update={"client_features": on_device}), goal=Goal(aim=Aim.MEMORY, is_budgeted=False)
     )

@@ -24,7 +24,7 @@ from tests.planner.factories import CallSpec, tiny_cluster, tiny_model, tiny_req
 from tests.planner.random_requests import random_request
 from tests.planner.test_plan import EXACT, FEATURES, everything
 
-OFFLOADS = (ClientFeature.OFFLOAD, ClientFeature.ACTIVATION_OFFLOAD)
+OFFLOADS = tuple(feature for feature in ClientFeature if "offload" in feature or "nvme" in feature)
 ON_DEVICE = tuple(feature for feature in ClientFeature if feature not in OFFLOADS)
 BLOCK = CallSpec(shapes=((64, 16), (16,)), saved=4000, forward_live=(1000,), backward_live=((5000, 2),))
 

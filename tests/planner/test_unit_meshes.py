@@ -31,9 +31,7 @@ from tests.planner.factories import CallSpec, tiny_cluster, tiny_decisions, tiny
 
 PAIRS = MeshPlan(replicate=2, shard=2)
 ALL = MeshPlan(shard=4)
-ON_DEVICE = tuple(
-    feature for feature in ClientFeature if feature not in (ClientFeature.OFFLOAD, ClientFeature.ACTIVATION_OFFLOAD)
-)
+ON_DEVICE = tuple(feature for feature in ClientFeature if "offload" not in feature and "nvme" not in feature)
 
 
 def request(**fields: Any) -> PlanRequest:
