@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from runtime_client.offload.errors import (
     StateBufferTooSmall,
@@ -19,6 +21,7 @@ from runtime_client.offload.errors import (
     StateDirectoryInUse,
     StateExists,
     StateMissing,
+    StateNotWritten,
 )
 from runtime_client.offload.manifests import (
     Manifest,
@@ -30,6 +33,7 @@ from runtime_client.offload.manifests import (
 from runtime_client.offload.staging import Staging, size_of, views
 from runtime_client.offload.state_file import StateFile
 from runtime_client.offload.unit_step import UnitStep
+from runtime_client.ragged.tensor import RaggedTensor
 
 NUM_BUFFERS = 3
 """One that is read into, one whose unit is updated, one that is written."""
@@ -53,7 +57,7 @@ class NvmeStore:
         StateExists: there is state of an earlier run, and nobody asked for it.
         StateMissing, StateDiffers, StateCorrupt: the state of `resume_step` is not there, not of these units, or
             not as it was written.
-        StateNotWritten: the disk has too little room.
+        StateNotWritten: the folder cannot be made or written to, or the disk has too little room.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class NvmeStore:
         self._like = [unit.state_like for unit in units]
         sizes = [size_of(like) for like in self._like]
         self._staging = _buffers(units, sizes, num_buffers, buffer_bytes)
-        folder.mkdir(parents=True, exist_ok=True)
+        self._is_closed = False
         self._lock = _locked(folder)
         try:
             self._last = self._found(resume_step)
@@ -155,9 +159,11 @@ class NvmeStore:
         self._last = made
 
     def close(self) -> None:
-        """Let go of the file; the last complete step stays."""
-        self._file.close()
-        os.close(self._lock)
+        """Let go of the file; the last complete step stays. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._file.close()
+            os.close(self._lock)
 
     def _found(self, resume_step: int | None) -> Manifest:
         """Where to begin: nothing, or a step that was complete."""
@@ -230,15 +236,39 @@ def _buffers(
 
 
 def _locked(folder: Path) -> int:
-    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StateNotWritten(
+            f"{folder} cannot be used as a state directory ({error.strerror}): name one that this rank may write to"
+        ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
         raise StateDirectoryInUse(
-            f"{folder} is in use by another process or optimizer: end it, or name another state directory"
+            f"{folder} is in use by another process, or by an optimizer of this one that was not closed: end it, or "
+            "name another state directory"
         ) from None
     return handle
+
+
+def _held(parameter: Tensor) -> list[Any]:
+    """Which part of a parameter this rank has: shards of one shape may be of different parts."""
+    if isinstance(parameter, RaggedTensor):
+        return [list(parameter.shape), parameter.spread.start]
+    if not isinstance(parameter, DTensor):
+        return [list(parameter.shape)]
+    mesh = parameter.device_mesh
+    return [
+        list(parameter.shape),
+        [
+            [placement.dim, mesh.size(dim), mesh.get_local_rank(dim)]
+            for dim, placement in enumerate(parameter.placements)
+            if isinstance(placement, Shard)
+        ],
+    ]
 
 
 def _layout(units: Sequence[UnitStep]) -> str:
@@ -246,7 +276,10 @@ def _layout(units: Sequence[UnitStep]) -> str:
     content = [
         [
             unit.name,
-            [[list(member.local.shape), str(member.local.dtype), member.moments] for member in unit.members],
+            [
+                [_held(member.parameter), list(member.local.shape), str(member.local.dtype), member.moments]
+                for member in unit.members
+            ],
         ]
         for unit in units
     ]

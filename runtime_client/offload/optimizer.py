@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -84,9 +84,13 @@ class OffloadedOptimizer(Optimizer):
         self._seen: dict[int, set[nn.Parameter]] = {}
         for place in range(len(self._units)):
             self._note_state(place)
+        self._is_closed = False
+        self._hooks: list[Any] = []
         if in_backward:
-            for parameter in self._unit_of:
+            self._hooks = [
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+                for parameter in self._unit_of
+            ]
 
     # The step
 
@@ -129,9 +133,10 @@ class OffloadedOptimizer(Optimizer):
         Raises:
             ShardwrightError: it could not be written.
         """
-        completed, self._completed = self._completed, None
-        if completed is None:
+        if self._completed is None:
             return
+        wait([self._completed])  # an interrupt here leaves it to be waited for again
+        completed, self._completed = self._completed, None
         try:
             completed.result()
         except BaseException as error:
@@ -160,6 +165,11 @@ class OffloadedOptimizer(Optimizer):
         Raises:
             ShardwrightError: the state of the last step could not be written.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for hook in self._hooks:
+            hook.remove()
         try:
             self.settle()
         finally:
@@ -243,8 +253,22 @@ class OffloadedOptimizer(Optimizer):
 
     # State
 
+    def _check_is_whole(self) -> None:
+        self._check_not_failed()
+        if self._begun:
+            raise StepAlreadyBegun(
+                f"{self._units[next(iter(self._begun))].name!r} was updated in backward and the others were not: "
+                "call the optimizer's step first, or go on from a checkpoint in a new process"
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; state of offloaded parameters is what it was after the last step, and only to be read."""
+        """As torch's; state of offloaded parameters is what it was after the last step, and only to be read.
+
+        Raises:
+            OptimizerStepFailed: an earlier step failed, so that the state is of two steps.
+            StepAlreadyBegun: units were updated in backward, and the step did not follow yet.
+        """
+        self._check_is_whole()
         self.settle()
         light = self.state
         self.state = defaultdict(dict, {**light, **shown_state(self._units, self._store, light)})
@@ -254,7 +278,8 @@ class OffloadedOptimizer(Optimizer):
             self.state = light
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; offloaded state goes where it belongs, never over the device."""
+        """As torch's; offloaded state goes where it belongs, never over the device; errors as of `state_dict`."""
+        self._check_is_whole()
         self.settle()
         places = self._places(state_dict)
         given = {index: places.get(index) for index in state_dict["state"]}

@@ -6,14 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.schema import ShardwrightError
 from runtime_client.offload import errors
 from runtime_client.offload.manifests import read_manifests
-from runtime_client.offload.nvme_store import resumable_step
+from runtime_client.offload.nvme_store import NvmeStore, resumable_step
+from runtime_client.offload.unit_step import UnitStep
+from runtime_client.ragged.tensor import RaggedTensor, Spread
 from tests.runtime_client.offload.training import build, found, groups, on_disk, same, train
 
 
@@ -168,7 +174,40 @@ def test_a_folder_has_one_user(folder: Path) -> None:
     with pytest.raises(errors.StateDirectoryInUse, match="another process"):
         on_disk(build(), folder)
     optimizer.close()
+    optimizer.close()
     on_disk(build(), folder).close()
+
+
+def test_a_place_that_is_no_directory_is_refused(folder: Path) -> None:
+    folder.write_text("a file")
+    with pytest.raises(errors.StateNotWritten, match=r"cannot be used as a state directory \(File exists\)"):
+        on_disk(build(), folder)
+    with pytest.raises(errors.StateNotWritten, match=r"state directory \(Not a directory\)"):
+        on_disk(build(), folder / "rank-00000")
+
+
+@pytest.fixture
+def second_of_three() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", rank=1, world_size=3, store=FakeStore())
+    yield init_device_mesh("cpu", (3,))
+    dist.destroy_process_group()
+
+
+def test_another_part_of_the_same_shape_is_refused(second_of_three: DeviceMesh, folder: Path) -> None:
+    """Ragged layouts may give a rank as many elements of another place."""
+
+    def store(first: int, **options: Any) -> NvmeStore:
+        spread = Spread(second_of_three, (first, 8, 8 - first))
+        parameter = torch.nn.Parameter(RaggedTensor(torch.ones(8), spread, (16,)))
+        settings = torch.optim.Adam([parameter]).param_groups
+        return NvmeStore([UnitStep.of("", [(parameter, 0)], torch.optim.Adam, settings)], folder, **options)
+
+    made = store(4)
+    made.replace([[torch.ones(8), torch.ones(8)]])
+    made.close()
+    store(4, resume_step=0).close()
+    with pytest.raises(errors.StateDiffers):
+        store(2, resume_step=0)
 
 
 def test_a_buffer_smaller_than_the_largest_unit_is_refused(folder: Path) -> None:

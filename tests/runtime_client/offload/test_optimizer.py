@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtime_client.offload.errors import OptimizerStepFailed, UnsupportedOptimizer
-from tests.runtime_client.offload.training import build, found, groups, offloaded, same, train
+from runtime_client.offload.errors import OptimizerStepFailed, StepAlreadyBegun, UnsupportedOptimizer
+from tests.runtime_client.offload.training import WIDTHS, build, found, groups, offloaded, same, train
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
@@ -103,4 +103,45 @@ def test_nothing_goes_on_after_a_step_that_failed() -> None:
     optimizer.param_groups[0]["lr"] = 1e-3
     with pytest.raises(OptimizerStepFailed, match="go on from a checkpoint"):
         train(model, optimizer, range(1))
+    with pytest.raises(OptimizerStepFailed, match="go on from a checkpoint"):
+        optimizer.state_dict()
     optimizer.close()
+
+
+def test_state_of_half_a_step_is_not_saved() -> None:
+    """As when a run is interrupted after some units were updated in backward."""
+    model = build()
+    optimizer = offloaded(model, in_backward=True)
+    train(model, optimizer, range(1))
+    model[0].register_full_backward_hook(_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(7, WIDTHS[0], requires_grad=True)).sum().backward()
+    with pytest.raises(StepAlreadyBegun, match="'last' was updated in backward and the others were not"):
+        optimizer.state_dict()
+    optimizer.close()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_waiting_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, expected = build(), build()
+    optimizer, plain = offloaded(model), torch.optim.AdamW(groups(expected), lr=1e-3)
+    train(model, optimizer, range(1))
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime_client.offload.optimizer.wait", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.settle()
+    train(model, optimizer, range(1, 2))
+    train(expected, plain, range(2))
+    assert same(found(model, optimizer), found(expected, plain))
+    optimizer.close()
+
+
+def test_a_closed_optimizer_leaves_backward_alone() -> None:
+    model, expected = build(), build()
+    offloaded(model, in_backward=True).close()
+    train(model, torch.optim.AdamW(groups(model), lr=1e-3), range(2))
+    train(expected, torch.optim.AdamW(groups(expected), lr=1e-3), range(2))
+    assert all(map(torch.equal, model.parameters(), expected.parameters()))
