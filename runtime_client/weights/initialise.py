@@ -1,11 +1,12 @@
 """Initialise a sharded model from scratch, with the values of an unsharded one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
 from runtime_client.apply.applied import AppliedPlan
+from runtime_client.fingerprint import unwrapped_name
 from runtime_client.weights.errors import NoInitialiser
 from runtime_client.weights.matching import write
 from runtime_client.weights.materialise import Build, materialise
@@ -37,18 +38,27 @@ def initialise(
         draw_on: Device on which values are drawn.
 
     Raises:
-        NoInitialiser: there is no `init`, and a module with parameters has no `reset_parameters`.
+        NoInitialiser: there is no `init`, and a module with parameters has no `reset_parameters`; or what there is
+            leaves values of a parameter as they were, as of one that is made from data. Those before it are filled.
         BuffersLost: see `materialise`.
     """
     if init is None:
         _check_initialisers(applied.model)
-    materialise(applied, build=build)
+    materialise(applied, build=build, has_checkpoint=False)
     device = torch.device(draw_on)
     indices = [] if device.type == "cpu" else [torch.accelerator.current_device_index()]
     kind = "cuda" if device.type == "cpu" else device.type  # without indices only the CPU's generator is kept
     with torch.random.fork_rng(indices, device_type=kind), torch.no_grad():
         torch.manual_seed(seed)
-        applied.model.apply(lambda module: _fill(module, init or _reset, device))
+        for path, module in _bottom_up(applied.model):
+            _fill(path, module, init or _reset, device)
+
+
+def _bottom_up(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """In the order of `nn.Module.apply`."""
+    for name, child in model.named_children():
+        yield from _bottom_up(child, f"{path}.{name}" if path else name)
+    yield path, model
 
 
 def _check_initialisers(model: nn.Module) -> None:
@@ -71,10 +81,12 @@ def _reset(module: nn.Module) -> None:
         reset()
 
 
-def _fill(module: nn.Module, init: Initialise, device: torch.device) -> None:
+def _fill(path: str, module: nn.Module, init: Initialise, device: torch.device) -> None:
     shards = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
     for name, shard in shards.items():
         whole = torch.empty(shard.shape, dtype=shard.dtype, device=device)
+        if whole.is_floating_point():
+            whole.fill_(torch.nan)
         module._parameters[name] = nn.Parameter(whole, requires_grad=shard.requires_grad)
     try:
         init(module)
@@ -82,4 +94,9 @@ def _fill(module: nn.Module, init: Initialise, device: torch.device) -> None:
     finally:
         module._parameters.update(shards)
     for name, shard in shards.items():
+        if wholes[name].isnan().any():
+            raise NoInitialiser(
+                f"parameter {unwrapped_name(f'{path}.{name}' if path else name)!r} ({type(module).__name__}) was not "
+                "given all of its values by the initialiser: let init= fill it, or load it from a checkpoint."
+            )
         write(shard, wholes[name])

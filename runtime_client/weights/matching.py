@@ -37,8 +37,10 @@ class Loaded:
 
 def match(
     model: nn.Module, available: Collection[str], *, rename: Rename, ignore: Iterable[str]
-) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by their names in a checkpoint; a tied one by one of its names.
+) -> list[tuple[str, Tensor]]:
+    """Parameters and persistent buffers with their names in a checkpoint; a tied one with one of its names.
+
+    Several may have one name: `rename` may load a checkpoint of tied parameters into a model that does not tie them.
 
     Raises:
         CheckpointMismatch: the checkpoint lacks some, or has others that `ignore` (globs) does not name.
@@ -59,7 +61,7 @@ def match(
     ]
     if missing or unexpected:
         raise CheckpointMismatch(_difference(missing, unexpected))
-    return {name: tensors[key] for key, name in found.items() if name is not None}
+    return [(name, tensors[key]) for key, name in found.items() if name is not None]
 
 
 def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

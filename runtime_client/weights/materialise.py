@@ -16,7 +16,9 @@ from runtime_client.weights.on_meta import on_meta
 Build = Callable[[], nn.Module]
 
 
-def materialise(applied: AppliedPlan, *, build: Build | None = None) -> None:
+def materialise(
+    applied: AppliedPlan, *, build: Build | None = None, has_checkpoint: bool = True
+) -> None:
     """Allocate what is on the meta device: shards of offloaded units on the host, all else on the device.
 
     Parameters and persistent buffers then hold anything, until they are loaded or initialised. What is not on the
@@ -27,11 +29,12 @@ def materialise(applied: AppliedPlan, *, build: Build | None = None) -> None:
         applied: A model that was built on the meta device and sharded by `apply_plan`.
         build: What built it. Needed only where it was built under `torch.device("meta")` and has buffers that are
             not persistent: they are taken from a model that is built again `on_meta()`.
+        has_checkpoint: Persistent buffers get their values later; without one they are taken from `build` too.
 
     Raises:
         BuffersLost: there are such buffers, and no `build`; the model is then untouched.
     """
-    lost = dict(_lost(applied.model))
+    lost = dict(_lost(applied.model, has_checkpoint=has_checkpoint))
     kept = _values(lost, build) if lost else {}
     for module in applied.model.modules():
         if isinstance(module, FSDPModule):
@@ -64,10 +67,10 @@ def _on_host(applied: AppliedPlan) -> set[int]:
     }
 
 
-def _lost(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
-    """Tensors without values that no state dict has: other buffers, and plain attributes."""
+def _lost(model: nn.Module, *, has_checkpoint: bool) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
+    """Tensors without values that no state dict will give: other buffers, and plain attributes."""
     for path, module in model.named_modules():
-        persistent = {name for name in module._buffers if name not in module._non_persistent_buffers_set}
+        persistent = set(module._buffers) - module._non_persistent_buffers_set if has_checkpoint else set()
         held = {**module._buffers, **vars(module)}
         for name, value in held.items():
             if name not in persistent and isinstance(value, Tensor) and value.is_meta:

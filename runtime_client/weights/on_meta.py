@@ -16,11 +16,12 @@ def on_meta() -> Iterator[None]:
     frequencies of rotary embeddings. Here a parameter exists for as long as it takes to register it, and what its
     module then does to initialise it costs nothing. Tied parameters stay tied.
     """
+    before = nn.Module.register_parameter
     nn.Module.register_parameter = _register_on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        nn.Module.register_parameter = _register  # type: ignore[method-assign]
+        nn.Module.register_parameter = before  # type: ignore[method-assign]
 
 
 def _register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -39,28 +39,35 @@ def load_safetensors(
         build: As `materialise` takes it.
 
     Raises:
-        CheckpointUnreadable: there is no such checkpoint, or files of it are missing.
+        CheckpointUnreadable: there is no such checkpoint, or files of it are missing or damaged.
         CheckpointMismatch: names, shapes or element types do not fit.
         BuffersLost: see `materialise`.
     """
-    from safetensors import safe_open
-
     with ExitStack() as stack:
         where: dict[str, Any] = {}
         for file in _files(Path(path)):
-            opened = stack.enter_context(safe_open(file, framework="pt"))
+            opened = stack.enter_context(_opened(file))
             where |= dict.fromkeys(opened.keys(), opened)
         found = match(applied.model, where, rename=rename, ignore=ignore)
-        for name, tensor in found.items():
+        for name, tensor in found:
             part = where[name].get_slice(name)
             check_like(name, tensor, tuple(part.get_shape()), _dtype(part))
         placed = match(_materialised(applied, build), where, rename=rename, ignore=ignore)
         loaded = Loaded()
-        for name, tensor in placed.items():
+        for name, tensor in placed:
             part = where[name].get_slice(name)
             loaded.read_bytes += write(tensor, part)
             loaded.note(_dtype(part), tensor.dtype)
     return loaded
+
+
+def _opened(file: Path) -> Any:  # noqa: ANN401
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointUnreadable(f"{file}: {error}. It was cut short or is no safetensors file.") from error
 
 
 def _materialised(applied: AppliedPlan, build: Build | None) -> torch.nn.Module:
@@ -80,7 +87,10 @@ def _files(path: Path) -> list[Path]:
         return [path]
     index = path / _INDEX
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointUnreadable(f"{index} has no weight_map that can be read ({error!r}).") from error
         lacking = [name for name in names if not (path / name).is_file()]
         if lacking:
             raise CheckpointUnreadable(

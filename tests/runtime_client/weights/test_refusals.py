@@ -77,7 +77,34 @@ def test_a_checkpoint_that_is_not_there(world: int, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointUnreadable, match=r"names a\.safetensors, b\.safetensors, which is not there"):
         load_safetensors(applied, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointUnreadable, match="has no weight_map"):
+        load_safetensors(applied, tmp_path)
     assert untouched(applied)
+
+
+def test_a_file_that_was_cut_short(world: int, tmp_path: Path) -> None:
+    applied = planned()
+    file = files(tmp_path) / "model.safetensors"
+    whole = file.read_bytes()
+    for kept in (whole[:-4], whole[:20], b"", b"no safetensors at all"):
+        file.write_bytes(kept)
+        with pytest.raises(CheckpointUnreadable, match=r"model\.safetensors: .* It was cut short"):
+            load_safetensors(applied, tmp_path)
+    assert untouched(applied)
+
+
+def test_a_checkpoint_of_tied_parameters_fills_untied_ones(world: int, tmp_path: Path) -> None:
+    """Under `rename` two parameters have one name in the checkpoint."""
+    right = build(tied=True)
+    state = {name: tensor for name, tensor in right.state_dict().items() if name != "head.weight"}
+    save_file(state, tmp_path / "model.safetensors")
+    applied = planned()
+    renamed = {"head.weight": "embedding.weight"}
+    loaded = load_safetensors(applied, tmp_path, rename=lambda name: renamed.get(name, name))
+    assert loaded.num_tensors == len(state) + 1
+    assert torch.equal(applied.model.embedding.weight.to_local(), right.head.weight[:4])
+    assert torch.equal(applied.model.head.weight.to_local(), right.head.weight[:4])
 
 
 def test_buffers_that_no_checkpoint_has(world: int, tmp_path: Path) -> None:
@@ -109,6 +136,35 @@ def test_parameters_that_nothing_initialises(world: int) -> None:
     with pytest.raises(NoInitialiser, match=r"Block \(layers\.0\): no reset_parameters"):
         initialise(applied, seed=0)
     assert untouched(applied)
+
+
+def test_values_that_an_initialiser_leaves_out(world: int) -> None:
+    """They would be whatever the memory held."""
+    with on_meta():
+        model = build()
+        model.layers[0].feed_forward.up.extra = nn.Parameter(torch.ones(8))
+    applied = planned(model)
+    with pytest.raises(NoInitialiser, match=r"'layers\.0\.feed_forward\.up\.extra' \(Linear\) was not given all of its values"):
+        initialise(applied, seed=0)
+
+
+def test_buffers_that_only_a_checkpoint_would_fill(world: int) -> None:
+    with torch.device("meta"):
+        model = build()
+    model.layers[0].frequencies = torch.linspace(0, 1, 5)
+    model.register_buffer("scale", torch.arange(3.0, device="meta"))
+    applied = planned(model)
+    with pytest.raises(BuffersLost, match=r"scale \(1\)"):
+        initialise(applied, seed=0, init=lambda module: getattr(module, "reset_parameters", lambda: None)())
+    assert untouched(applied)
+
+
+def test_on_meta_inside_on_meta() -> None:
+    with on_meta():
+        with on_meta():
+            pass
+        assert nn.Linear(2, 2).weight.is_meta
+    assert not nn.Linear(2, 2).weight.is_meta
 
 
 def test_generators_are_left_as_they_were(world: int) -> None:
