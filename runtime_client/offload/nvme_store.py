@@ -248,8 +248,8 @@ def _locked(folder: Path) -> int:
     except OSError:
         os.close(handle)
         raise StateDirectoryInUse(
-            f"{folder} is in use by another process, or by an optimizer of this one that was not closed: end it, or "
-            "name another state directory"
+            f"{folder} is in use by another process, or by an optimizer of this one that was not closed: "
+            "end it, or name another state directory"
         ) from None
     return handle
 

@@ -16,9 +16,7 @@ from runtime_client.weights.on_meta import on_meta
 Build = Callable[[], nn.Module]
 
 
-def materialise(
-    applied: AppliedPlan, *, build: Build | None = None, has_checkpoint: bool = True
-) -> None:
+def materialise(applied: AppliedPlan, *, build: Build | None = None, has_checkpoint: bool = True) -> None:
     """Allocate what is on the meta device: shards of offloaded units on the host, all else on the device.
 
     Parameters and persistent buffers then hold anything, until they are loaded or initialised. What is not on the

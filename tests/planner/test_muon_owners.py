@@ -114,8 +114,8 @@ def test_one_shard_needs_no_owners() -> None:
 
 
 def test_owners_allow_more_ranks_than_a_matrix_has_rows() -> None:
-    meshes = {candidate.mesh.shard for candidate in candidates(asked(ranks=16), offloads=False)}
-    torchs = {candidate.mesh.shard for candidate in candidates(asked(ranks=16, fixed=(TORCHS,)), offloads=False)}
+    meshes = {candidate.mesh.shard for candidate in candidates(asked(ranks=16), on_host=False)}
+    torchs = {candidate.mesh.shard for candidate in candidates(asked(ranks=16, fixed=(TORCHS,)), on_host=False)}
     assert meshes == {1, 2, 4, 8, 16}
     assert torchs == {1, 2, 4, 8}
     with pytest.raises(InconsistentRequest, match="8 rows; give matrices owners"):

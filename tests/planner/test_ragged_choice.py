@@ -258,7 +258,7 @@ def test_even_cuts_are_tried_beside_layouts_that_gather_more() -> None:
     """70 blocks of 4,096 elements on four ranks: two are padding, so gathers grow while state shrinks."""
     model = tiny_model(1, block=CallSpec(shapes=((32, 256),) * 35, saved=100))
     request = tiny_request(model, tiny_cluster(4), optimizer=OptimizerName.ADAMW_8BIT)
-    found = {candidate.cut for candidate in candidates(request, offloads=False)}
+    found = {candidate.cut for candidate in candidates(request, on_host=False)}
     assert {Cut.EVEN, Cut.RAGGED} <= found
 
 
@@ -266,7 +266,7 @@ def test_even_cuts_are_tried_beside_layouts_that_gather_more() -> None:
 def test_even_cuts_are_never_better_where_they_are_not_tried(seed: int) -> None:
     """Time, with all else fixed to what the plan with layouts decided about the mesh."""
     request = random_request(seed)
-    found = list(candidates(request, offloads=False))
+    found = list(candidates(request, on_host=False))
     if not any(candidate.cut is Cut.RAGGED for candidate in found):
         return
     plan = make_plan(request)

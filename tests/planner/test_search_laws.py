@@ -17,6 +17,7 @@ from planner.schema import (
     CollectiveMeasurement,
     CopyMeasurement,
     CurvePoint,
+    DeviceSheet,
     Limits,
     ModelDescription,
     NodeGroup,
@@ -213,6 +214,7 @@ def _without_counts(body: PlanBody) -> object:
 def exact(request: PlanRequest) -> PlanRequest:
     """The request with sizes and rates that divide each other, so that scaling them rounds nothing.
 
+    The device's sheet is no more than a hundred times what is measured, as a sheet and a measurement are.
     Recomputation of some operations alone is not measured and its estimate rounds, so it is left out.
     """
     model, profile = request.model, request.profile
@@ -227,9 +229,14 @@ def exact(request: PlanRequest) -> PlanRequest:
     even = profile.model_copy(
         update={"compute_slowdown_under_communication": 0.0, "communication_slowdown_under_compute": 0.0}
     )
+    (group,) = request.cluster.node_groups
+    assert isinstance(group.device, DeviceSheet)
+    device = group.device.model_copy(update={"memory_bytes_per_s": 10**11})
+    cluster = request.cluster.model_copy(update={"node_groups": (group.model_copy(update={"device": device}),)})
     return request.model_copy(
         update={
             "model": ModelDescription.model_validate(document),
+            "cluster": cluster,
             "profile": _profile(even),
             "fixed": tuple(choice for choice in request.fixed if not str(choice.value).startswith("selective")),
         }

@@ -189,7 +189,7 @@ def test_a_mesh_for_large_units_is_chosen_where_it_pays() -> None:
 def test_the_mesh_of_large_units_can_be_fixed(shard: int, meshes: set[int]) -> None:
     fixed = (FixedChoice(knob="mesh.shard", value=1), FixedChoice(knob="mesh.large_units.shard", value=shard))
     asked = random_request(9116).model_copy(update={"client_features": ON_DEVICE, "fixed": fixed})
-    found = list(candidates(asked, offloads=False))
+    found = list(candidates(asked, on_host=False))
     assert found
     assert {mesh.shard for one in found for mesh in one.meshes} == meshes
 
@@ -199,5 +199,5 @@ def test_units_on_one_node_are_on_one_mesh() -> None:
     (group,) = asked.cluster.node_groups
     whole = group.model_copy(update={"num_nodes": 1, "devices_per_node": 2})
     cluster = asked.cluster.model_copy(update={"node_groups": (whole,)})
-    found = candidates(asked.model_copy(update={"cluster": cluster}), offloads=False)
+    found = candidates(asked.model_copy(update={"cluster": cluster}), on_host=False)
     assert not any(one.large_mesh for one in found)

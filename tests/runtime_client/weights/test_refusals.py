@@ -144,7 +144,9 @@ def test_values_that_an_initialiser_leaves_out(world: int) -> None:
         model = build()
         model.layers[0].feed_forward.up.extra = nn.Parameter(torch.ones(8))
     applied = planned(model)
-    with pytest.raises(NoInitialiser, match=r"'layers\.0\.feed_forward\.up\.extra' \(Linear\) was not given all of its values"):
+    with pytest.raises(
+        NoInitialiser, match=r"'layers\.0\.feed_forward\.up\.extra' \(Linear\) was not given all of its values"
+    ):
         initialise(applied, seed=0)
 
 
