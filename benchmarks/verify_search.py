@@ -46,9 +46,10 @@ LOOSE = EXACT.model_copy(update={"gap": 0.05})
 NUM_SHOWN = 5
 
 
-def questions(request: PlanRequest, plans: Sequence[Outcome], rng: Random) -> Iterator[Question]:
+def questions(
+    request: PlanRequest, plans: Sequence[Outcome], rng: Random, *, is_device: bool
+) -> Iterator[Question]:
     """Just too little memory, the least that will do, some more; least memory; and just too little time."""
-    is_device = rng.random() < 0.5
     whole = Question.of(request, 2**40, is_device=is_device)
     on_host = [plan for plan in plans if plan.fits_host] or plans
     needed = sorted(map(whole.needed, on_host))
@@ -102,13 +103,15 @@ def result(seed: int) -> dict[str, Any]:
     started = time.monotonic()
     rng = Random(seed)
     request = narrowed(with_rules(random_request(seed), rng), rng, max_plans=MAX_PLANS)
-    outcomes = Outcomes(request)
-    found = list(every_plan(request, outcomes, rng, num_checked=NUM_CHECKED))
+    is_device = rng.random() < 0.5
+    listed_for = Question.of(request, 2**40, is_device=is_device).request
+    outcomes = Outcomes(listed_for)
+    found = list(every_plan(listed_for, outcomes, rng, num_checked=NUM_CHECKED))
     plans = [outcome for outcome, _ in found]
     differences = [text for _, texts in found for text in texts]
     knobs: Counter[str] = Counter()
     num_solves, spent = 0, 0.0
-    for number, asked in enumerate(questions(request, plans, rng)):
+    for number, asked in enumerate(questions(request, plans, rng, is_device=is_device)):
         listed = all_regions(asked.request)
         proved = rng.choice(listed)
         for region in listed:

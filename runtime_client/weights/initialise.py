@@ -96,7 +96,7 @@ def _fill(path: str, module: nn.Module, init: Initialise, device: torch.device) 
     for name, shard in shards.items():
         if wholes[name].isnan().any():
             raise NoInitialiser(
-                f"parameter {unwrapped_name(f'{path}.{name}' if path else name)!r} ({type(module).__name__}) was not "
-                "given all of its values by the initialiser: let init= fill it, or load it from a checkpoint."
+                f"parameter {unwrapped_name(f'{path}.{name}' if path else name)!r} ({type(module).__name__}) was "
+                "not given all of its values by the initialiser: let init= fill it, or load it from a checkpoint."
             )
         write(shard, wholes[name])

@@ -40,7 +40,7 @@ def match(
 ) -> list[tuple[str, Tensor]]:
     """Parameters and persistent buffers with their names in a checkpoint; a tied one with one of its names.
 
-    Several may have one name: `rename` may load a checkpoint of tied parameters into a model that does not tie them.
+    Several may have one name: `rename` may load a checkpoint of tied parameters into a model that ties none.
 
     Raises:
         CheckpointMismatch: the checkpoint lacks some, or has others that `ignore` (globs) does not name.
