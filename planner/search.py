@@ -15,7 +15,8 @@ from time import monotonic
 from planner.found import Found, OnBetter, OnProgress, Progress
 from planner.incumbent import Incumbent
 from planner.nodes import Node, Tried
-from planner.schema import Decisions, InconsistentRequest, PlanRequest
+from planner.schema import Decisions, InconsistentRequest, PlanRequest, ShardwrightError
+from planner.space.contradictions import no_plan_left
 from planner.space.fixed import NoValueLeft
 from planner.space.opened import Goal, OpenCandidate
 from planner.space.regions import regions
@@ -121,12 +122,16 @@ class _Search:
             if collects:
                 gc.enable()
         if not self.num_regions:
-            raise InconsistentRequest(
-                "fixed: no plan is left; the choices contradict each other, the cluster or the client's features"
-            )
+            raise no_plan_left(self.request, self._has_regions)
         found = self._found()
         self.incumbent.tidy(found.lower_bound)
         return replace(found, best=self.incumbent.item, assignment=self.incumbent.assignment)
+
+    def _has_regions(self, request: PlanRequest) -> bool:
+        try:
+            return any(next(regions(request, self.goal, on_host=on_host), None) for on_host in (False, True))
+        except ShardwrightError:
+            return False
 
     def _found(self) -> Found:
         return Found(

@@ -1,6 +1,7 @@
 """What a request leaves open: the client's features, the trainer's torch, and the choices that a user fixed."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from planner.catalog.torch_versions import supports_feature
@@ -89,9 +90,11 @@ def refuse_unknown_knobs(fixed: tuple[FixedChoice, ...], knobs: set[str]) -> Non
     known = {*knobs, *GLOBAL_KNOBS}
     for index, choice in enumerate(fixed):
         if not any(fnmatchcase(knob, choice.knob) for knob in known):
+            (near,) = get_close_matches(choice.knob, sorted(known), n=1, cutoff=0) or GLOBAL_KNOBS[:1]
             raise InconsistentRequest(
-                f"fixed[{index}].knob: {choice.knob!r} matches no knob; use one of {', '.join(GLOBAL_KNOBS)}, "
-                "or a module pattern such as 'layers.*.reshard_after_forward' or 'layers.*.activation'"
+                f"fixed[{index}].knob: {choice.knob!r} matches no knob, the nearest is {near!r}; use one of "
+                f"{', '.join(GLOBAL_KNOBS)}, or a pattern of a module with reshard_after_forward, activation, "
+                "offload or optimizer_offload after its path"
             )
 
 

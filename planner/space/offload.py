@@ -87,7 +87,10 @@ class Offload:
 
     def halves(self) -> Iterator["Offload"]:
         """Two families with all sets between them, split where most parameters are undecided; none is empty."""
-        widths = [one.weight * (high - low) for one, (low, high) in zip(self.classes, self.counts, strict=True)]
+        widths = [
+            (one.weight * (high - low), high - low)
+            for one, (low, high) in zip(self.classes, self.counts, strict=True)
+        ]
         widest = max(range(len(widths)), key=lambda index: widths[index])
         low, high = self.counts[widest]
         middle = (low + high) // 2

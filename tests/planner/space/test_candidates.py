@@ -9,7 +9,7 @@ from planner.program.units import Partition, partition
 from planner.schema import FixedChoice, InconsistentRequest, ModelDescription, PlanRequest
 from planner.search import search
 from planner.space.candidate import candidates
-from planner.space.offload import MAX_EACH, Moved, Offload, offloads
+from planner.space.offload import MAX_EACH, Class, Moved, Offload, offloads
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 
@@ -113,3 +113,29 @@ def test_what_becomes_of_optimizer_state_can_be_fixed(chosen: str) -> None:
 def test_state_can_stay_where_its_parameters_are() -> None:
     request = request_of(1, fixed=(FixedChoice(knob="optimizer_offload", value="none"),))
     assert {family.moved for _, family in families(request)} == {Moved.UNITS}
+
+
+def test_units_without_elements_are_split_too() -> None:
+    """Where only they are undecided."""
+    empty, full = Class(order=(1, 2), weight=0), Class(order=(3,), weight=7)
+    family = Offload((full, empty), ((1, 1), (0, 2)))
+    assert len(sets_of(family)) == len(set(sets_of(family))) == family.num_sets == 3
+
+
+@pytest.mark.parametrize(
+    ("fixed", "message"),
+    [
+        ({"root.offload": 1}, r"fixed\[0\]: root.offload = 1 leaves no plan: root.offload may be true or false"),
+        ({"optimizer_offload": "tape"}, r"fixed\[0\]: .* may be none, host, host:all, nvme or nvme:all"),
+        ({"optimizer_offload": "nvme"}, r"the cluster has no drives \(node_groups.nvme_bytes\)"),
+        (
+            {"root.offload": True, "forward_prefetch": 0, "*.optimizer_offload": "host"},
+            r"fixed\[2\]: \*\.optimizer_offload = 'host' leaves no plan together with fixed\[0\]: root\.offload",
+        ),
+        ({"rot.offload": True}, r"'rot.offload' matches no knob, the nearest is 'root.offload'; use one of"),
+    ],
+)
+def test_choices_that_leave_no_plan_are_named(fixed: dict[str, bool | int | str], message: str) -> None:
+    request = request_of(3, fixed=tuple(FixedChoice(knob=knob, value=value) for knob, value in fixed.items()))
+    with pytest.raises(InconsistentRequest, match=message):
+        search(request)
