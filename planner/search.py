@@ -122,16 +122,19 @@ class _Search:
             if collects:
                 gc.enable()
         if not self.num_regions:
-            raise no_plan_left(self.request, self._has_regions)
+            raise no_plan_left(self.request, self._refusal_of)
         found = self._found()
         self.incumbent.tidy(found.lower_bound)
         return replace(found, best=self.incumbent.item, assignment=self.incumbent.assignment)
 
-    def _has_regions(self, request: PlanRequest) -> bool:
+    def _refusal_of(self, request: PlanRequest) -> str | None:
         try:
-            return any(next(regions(request, self.goal, on_host=on_host), None) for on_host in (False, True))
-        except ShardwrightError:
-            return False
+            for on_host in (False, True):
+                if next(regions(request, self.goal, on_host=on_host), None):
+                    return None
+        except ShardwrightError as error:
+            return str(error)
+        return ""
 
     def _found(self) -> Found:
         return Found(

@@ -15,27 +15,34 @@ _OFFLOADS = {
 """Values of knobs that leave nothing when they have another; those of a unit begin with a dot."""
 
 
-def no_plan_left(request: PlanRequest, is_possible: Callable[[PlanRequest], bool]) -> InconsistentRequest:
+def no_plan_left(request: PlanRequest, refusal_of: Callable[[PlanRequest], str | None]) -> InconsistentRequest:
     """An error that names a smallest set of choices without which a plan would be possible.
 
     Args:
         request: of which no plan is left.
-        is_possible: whether a request has any global choice; asked once for each fixed choice.
+        refusal_of: None for a request that has any global choice, else why not, as far as that is known. Asked about
+            once for each fixed choice.
     """
     left = list(enumerate(request.fixed))
     for entry in tuple(left):
         others = [other for other in left if other is not entry]
-        if not is_possible(request.model_copy(update={"fixed": tuple(choice for _, choice in others)})):
+        if refusal_of(_with(request, others)) is not None:
             left = others
-    return InconsistentRequest(_said(request, left))
+    return InconsistentRequest(_said(request, left, refusal_of(_with(request, left)) or ""))
 
 
-def _said(request: PlanRequest, left: Sequence[tuple[int, FixedChoice]]) -> str:
+def _with(request: PlanRequest, fixed: Sequence[tuple[int, FixedChoice]]) -> PlanRequest:
+    return request.model_copy(update={"fixed": tuple(choice for _, choice in fixed)})
+
+
+def _said(request: PlanRequest, left: Sequence[tuple[int, FixedChoice]], refusal: str) -> str:
     if not left:
         return "fixed: no plan is left, with or without them, by the cluster and the client's features"
     named = [f"fixed[{index}]: {choice.knob} = {choice.value!r}" for index, choice in left]
     if len(named) > 1:
         return f"{named[-1]} leaves no plan together with {' and '.join(named[:-1])}; drop one of them"
+    if refusal:
+        return f"{named[0]} leaves no plan: {refusal}"
     return f"{named[0]} leaves no plan{_hint(request, left[0][1])}"
 
 

@@ -127,10 +127,11 @@ def test_units_without_elements_are_split_too() -> None:
     [
         ({"root.offload": 1}, r"fixed\[0\]: root.offload = 1 leaves no plan: root.offload may be true or false"),
         ({"optimizer_offload": "tape"}, r"fixed\[0\]: .* may be none, host, host:all, nvme or nvme:all"),
+        ({"*.optimizer_offload": "host"}, r"with Adam or AdamW alone, in the type"),
         ({"optimizer_offload": "nvme"}, r"the cluster has no drives \(node_groups.nvme_bytes\)"),
         (
-            {"root.offload": True, "forward_prefetch": 0, "*.optimizer_offload": "host"},
-            r"fixed\[2\]: \*\.optimizer_offload = 'host' leaves no plan together with fixed\[0\]: root\.offload",
+            {"root.offload": True, "forward_prefetch": 0, "*.offload": False},
+            r"fixed\[2\]: \*\.offload = False leaves no plan together with fixed\[0\]: root\.offload = True; drop one",
         ),
         ({"rot.offload": True}, r"'rot.offload' matches no knob, the nearest is 'root.offload'; use one of"),
     ],
