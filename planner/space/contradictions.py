@@ -20,8 +20,8 @@ def no_plan_left(request: PlanRequest, refusal_of: Callable[[PlanRequest], str |
 
     Args:
         request: of which no plan is left.
-        refusal_of: None for a request that has any global choice, else why not, as far as that is known. Asked about
-            once for each fixed choice.
+        refusal_of: None for a request that has any global choice, else why not, as far as that is known. Asked
+            about once for each fixed choice.
     """
     left = list(enumerate(request.fixed))
     for entry in tuple(left):

@@ -116,7 +116,12 @@ class NvmeStore:
             return [torch.zeros(like.shape, dtype=like.dtype) for like in self._like[unit]]
         return views(self._file.mapped(unit, *place), self._like[unit])
 
-    def replace(self, states: Sequence[Sequence[Tensor] | None]) -> None:
+    @property
+    def num_steps(self) -> int:
+        """Those of the step that it goes on from."""
+        return self._last.step
+
+    def replace(self, states: Sequence[Sequence[Tensor] | None], *, num_steps: int) -> None:
         """Take over the state of all units as a complete step."""
         self.begin_step()
         self._last = replace(
@@ -132,14 +137,14 @@ class NvmeStore:
             for place, tensor in zip(views(buffer, self._like[unit]), state, strict=True):
                 place.copy_(tensor)
             self.store(unit, buffer, is_updated=True)
-        self.end_step()
+        self.end_step(num_steps)
 
     def begin_step(self) -> None:
         """Forget the older of two complete steps, whose place the next one takes."""
         self._written = {}
         remove_manifest(self._folder, self._last.number + 1)
 
-    def end_step(self) -> None:
+    def end_step(self, num_steps: int) -> None:
         """Flush what was written and make the step complete.
 
         Raises:
@@ -150,7 +155,7 @@ class NvmeStore:
         steps = tuple(member.steps.item() for unit in self._units for member in unit.members)
         made = Manifest(
             number=self._last.number + 1,
-            step=int(max(steps, default=0)),
+            step=num_steps,
             layout=self._last.layout,
             slots=slots,
             steps=steps,

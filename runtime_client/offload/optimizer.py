@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ class OffloadedOptimizer(Optimizer):
         }
         self._on_device = self._without_offloaded(device)
         self._store = make_store(self._units)
+        self._num_steps = self._store.num_steps
         staging_bytes = max((unit.staging_bytes for unit in self._units), default=0)
         staging = Staging(NUM_STAGING_BUFFERS, staging_bytes, pin=device_type != "cpu")
         self._pipeline = Pipeline(self._store, staging, device_type)
@@ -112,8 +114,9 @@ class OffloadedOptimizer(Optimizer):
             self._submit_rest()
             self._step_on_device()
             self._pipeline.finish()
+            self._num_steps += 1
             if self._is_running:
-                self._completed = self._pipeline.after_stores(self._store.end_step)
+                self._completed = self._pipeline.after_stores(partial(self._store.end_step, self._num_steps))
             for place in self._begun:
                 self._note_state(place)
         except BaseException as error:
@@ -290,7 +293,8 @@ class OffloadedOptimizer(Optimizer):
         for unit in self._units:
             for member in unit.members:
                 member.steps.fill_(float(known.get(member.parameter, {STEP: 0.0})[STEP]))
-        self._store.replace([state_of(unit, known) for unit in self._units])
+        self._num_steps = int(max((float(state[STEP]) for state in state_dict["state"].values()), default=0))
+        self._store.replace([state_of(unit, known) for unit in self._units], num_steps=self._num_steps)
         for place in range(len(self._units)):
             self._note_state(place)
 

@@ -22,14 +22,18 @@ class StateStore(Protocol):
     def view(self, unit: int) -> list[Tensor]:
         """The state as it was after the last complete step."""
 
-    def replace(self, states: Sequence[Sequence[Tensor] | None]) -> None:
-        """Take over the state of all units from elsewhere; None for those that have none yet."""
+    @property
+    def num_steps(self) -> int:
+        """Steps of the optimizer before the state that it began with."""
+
+    def replace(self, states: Sequence[Sequence[Tensor] | None], *, num_steps: int) -> None:
+        """Take over the state of all units after so many steps; None for those that have none yet."""
 
     def begin_step(self) -> None:
         """A step begins; the one before is complete."""
 
-    def end_step(self) -> None:
-        """All units of a step were stored."""
+    def end_step(self, num_steps: int) -> None:
+        """All units of a step were stored, so that the optimizer has done so many."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -55,7 +59,12 @@ class HostStore:
         """Tensors over the memory itself."""
         return views(self.load(unit), self._like[unit])
 
-    def replace(self, states: Sequence[Sequence[Tensor] | None]) -> None:
+    @property
+    def num_steps(self) -> int:
+        """None: it begins empty."""
+        return 0
+
+    def replace(self, states: Sequence[Sequence[Tensor] | None], *, num_steps: int) -> None:
         """Copy into the memory that is there."""
         for unit, state in enumerate(states):
             for place, tensor in zip(self.view(unit), state or (), strict=state is not None):
@@ -64,7 +73,7 @@ class HostStore:
     def begin_step(self) -> None:
         """Nothing to do."""
 
-    def end_step(self) -> None:
+    def end_step(self, num_steps: int) -> None:
         """Nothing to do."""
 
     def close(self) -> None:

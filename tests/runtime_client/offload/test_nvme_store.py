@@ -76,6 +76,24 @@ def test_units_without_a_gradient_keep_their_state(folder: Path) -> None:
     stored.close()
 
 
+def test_steps_are_counted_as_the_trainer_counts_them(folder: Path) -> None:
+    """Units that begin later, or leave out a step, do not make two states of one step."""
+    model = build()
+    optimizer = on_disk(model, folder)
+    for trained in ((0,), (0, 1), (2,), ()):
+        for place in trained:
+            for parameter in model[place].parameters():
+                parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    assert [manifest.step for manifest in read_manifests(folder)] == [2, 3]
+    optimizer = on_disk(model, folder, resume_step=3)
+    train(model, optimizer, range(1))
+    optimizer.close()
+    assert resumable_step(folder.parent) == 4
+
+
 def test_loaded_state_is_a_complete_step(folder: Path) -> None:
     plain, other = build(), build()
     optimizer = torch.optim.AdamW(groups(plain), lr=1e-3)
@@ -203,7 +221,7 @@ def test_another_part_of_the_same_shape_is_refused(second_of_three: DeviceMesh, 
         return NvmeStore([UnitStep.of("", [(parameter, 0)], torch.optim.Adam, settings)], folder, **options)
 
     made = store(4)
-    made.replace([[torch.ones(8), torch.ones(8)]])
+    made.replace([[torch.ones(8), torch.ones(8)]], num_steps=0)
     made.close()
     store(4, resume_step=0).close()
     with pytest.raises(errors.StateDiffers):
