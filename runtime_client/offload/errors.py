@@ -21,6 +21,12 @@ class OptimizerStepFailed(ShardwrightError):
     code = "optimizer_step_failed"
 
 
+class OptimizerClosed(ShardwrightError):
+    """The optimizer was closed and is asked for more."""
+
+    code = "optimizer_closed"
+
+
 class StateDirectoryMissing(ShardwrightError):
     """The plan keeps optimizer state on NVMe, and nobody said where."""
 

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from runtime_client.offload.errors import OptimizerStepFailed, StepAlreadyBegun, UnsupportedOptimizer
+from runtime_client.offload.errors import (
+    OptimizerClosed,
+    OptimizerStepFailed,
+    StepAlreadyBegun,
+    UnsupportedOptimizer,
+)
 from runtime_client.offload.pipeline import Job, Pipeline
 from runtime_client.offload.staging import Staging
 from runtime_client.offload.state_dicts import shown_state, state_of
@@ -248,6 +253,8 @@ class OffloadedOptimizer(Optimizer):
                 )
 
     def _check_not_failed(self) -> None:
+        if self._is_closed:
+            raise OptimizerClosed("the optimizer was closed: build another one with AppliedPlan.optimizer")
         if self._failed is not None:
             raise OptimizerStepFailed(
                 "an earlier step of the optimizer failed half-way; go on from a checkpoint in a new process "
@@ -281,13 +288,21 @@ class OffloadedOptimizer(Optimizer):
             self.state = light
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; offloaded state goes where it belongs, never over the device; errors as of `state_dict`."""
+        """As torch's; offloaded state goes where it belongs, never over the device; errors as of `state_dict`.
+
+        Raises:
+            UnsupportedOptimizer: it is of an optimizer with amsgrad where this one has none, or the other way round.
+        """
         self._check_is_whole()
+        self._check_moments(state_dict)
         self.settle()
         places = self._places(state_dict)
         given = {index: places.get(index) for index in state_dict["state"]}
         left = {i: state for i, state in state_dict["state"].items() if given[i] not in self._unit_of}
         super().load_state_dict({**state_dict, "state": left})
+        if self._kind is AdamW:  # torch's keeps it too, whatever Adam has saved
+            for group in self.param_groups:
+                group["decoupled_weight_decay"] = True
         self._on_device.state = self.state
         known = {given[i]: state for i, state in state_dict["state"].items() if given[i] in self._unit_of}
         for unit in self._units:
@@ -297,6 +312,14 @@ class OffloadedOptimizer(Optimizer):
         self._store.replace([state_of(unit, known) for unit in self._units], num_steps=self._num_steps)
         for place in range(len(self._units)):
             self._note_state(place)
+
+    def _check_moments(self, state_dict: dict[str, Any]) -> None:
+        for place, (own, given) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
+            if bool(own["amsgrad"]) is not bool(given.get("amsgrad", own["amsgrad"])):
+                raise UnsupportedOptimizer(
+                    f"param_groups[{place}] was saved with amsgrad={given['amsgrad']}, and this optimizer has "
+                    f"amsgrad={own['amsgrad']}: its state off the device has its room already, so build it alike"
+                )
 
     def _places(self, state_dict: dict[str, Any]) -> dict[Any, nn.Parameter]:
         """Parameter of each index of a state dict; torch checks that the groups are as large."""

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from runtime_client.offload.errors import OptimizerStepFailed, StepAlreadyBegun, UnsupportedOptimizer
+from runtime_client.offload.errors import (
+    OptimizerClosed,
+    OptimizerStepFailed,
+    StepAlreadyBegun,
+    UnsupportedOptimizer,
+)
 from tests.runtime_client.offload.training import WIDTHS, build, found, groups, offloaded, same, train
 
 
@@ -87,6 +92,33 @@ def test_other_optimizers_and_options_are_refused(kind: Any, options: dict[str, 
         offloaded(build(), kind, **options)
 
 
+def test_adamw_stays_adamw_with_the_state_of_adam() -> None:
+    """As torch's: decay stays decoupled from the gradients."""
+    model, expected = build(), build()
+    source = build()
+    adam = torch.optim.Adam(groups(source), lr=1e-3, weight_decay=0.1)
+    train(source, adam, range(2))
+    optimizer, plain = offloaded(model), torch.optim.AdamW(groups(expected), lr=1e-3)
+    for one, other in ((optimizer, model), (plain, expected)):
+        one.load_state_dict(deepcopy(adam.state_dict()))
+        train(other, one, range(2, 4))
+    assert same(found(model, optimizer), found(expected, plain))
+    optimizer.close()
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_state_with_other_moments_is_refused(has: bool) -> None:
+    model = build()
+    optimizer = offloaded(model, amsgrad=has)
+    train(model, optimizer, range(1))
+    before = found(model, optimizer)
+    other = torch.optim.AdamW(groups(build()), amsgrad=not has)
+    with pytest.raises(UnsupportedOptimizer, match=f"amsgrad={not has}, and this optimizer has amsgrad={has}"):
+        optimizer.load_state_dict(other.state_dict())
+    assert same(found(model, optimizer), before)
+    optimizer.close()
+
+
 def test_groups_are_named_at_once() -> None:
     optimizer = offloaded(build())
     with pytest.raises(UnsupportedOptimizer, match="cannot be added later"):
@@ -141,7 +173,10 @@ def test_an_interrupt_while_waiting_loses_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_a_closed_optimizer_leaves_backward_alone() -> None:
     model, expected = build(), build()
-    offloaded(model, in_backward=True).close()
+    closed = offloaded(model, in_backward=True)
+    closed.close()
+    with pytest.raises(OptimizerClosed):
+        closed.step()
     train(model, torch.optim.AdamW(groups(model), lr=1e-3), range(2))
     train(expected, torch.optim.AdamW(groups(expected), lr=1e-3), range(2))
     assert all(map(torch.equal, model.parameters(), expected.parameters()))
