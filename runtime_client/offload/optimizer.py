@@ -291,7 +291,7 @@ class OffloadedOptimizer(Optimizer):
         """As torch's; offloaded state goes where it belongs, never over the device; errors as of `state_dict`.
 
         Raises:
-            UnsupportedOptimizer: it is of an optimizer with amsgrad where this one has none, or the other way round.
+            UnsupportedOptimizer: it has amsgrad where this optimizer has none, or the other way round.
         """
         self._check_is_whole()
         self._check_moments(state_dict)
