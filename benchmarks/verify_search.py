@@ -81,6 +81,7 @@ def knobs_of(request: PlanRequest, body: PlanBody) -> list[str]:
         "resharded in part": any(type(unit.reshard_after_forward) is int for unit in units),
         "kept after backward": not all(unit.reshard_after_backward for unit in units),
         "offloaded units": any(unit.parameter_tier is StateTier.HOST for unit in units),
+        "optimizer state off the device": any(unit.optimizer_tier is not unit.parameter_tier for unit in units),
         "merged blocks": any(sum(m.startswith("layers.") for m in unit.modules) > 1 for unit in units),
         "cut blocks": any(module.count(".") > 1 for unit in units for module in unit.modules),
         "embedding apart": any("embed" in unit.modules for unit in units),
