@@ -53,7 +53,8 @@ class Node:
     def item(self) -> OpenCandidate:
         """The problem that bounds it."""
         if self.relaxed is None:
-            self.relaxed = self.region.relaxed() if self.is_relaxed else self.region.open(self.settings[0])
+            is_exact = not (self.is_relaxed or self.region.is_family)
+            self.relaxed = self.region.open(self.settings[0]) if is_exact else self.region.relaxed()
         return self.relaxed
 
     def open(self, setting: Setting) -> OpenCandidate:

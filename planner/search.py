@@ -245,9 +245,12 @@ class _Search:
         elif self.incumbent.item is not None and self.spent >= limit.deterministic_time:
             self.queue.clear()
             return
-        elif node.region.is_family:
+        elif node.region.is_family and (node.stage or self.goal.aim is Aim.MAKESPAN):
             self._part(node)
             return
+        elif node.region.is_family:
+            self._report(f"bounding {node.region.label}")
+            self._bound_family(node)
         elif node.stage == 0:
             self._report(f"looking at {node.region.label}")
             self._relax(node)
@@ -415,6 +418,14 @@ class _Search:
         children = [Node(region=node.region, settings=(one,), lower_bound=node.lower_bound) for one in settings]
         self.nodes.extend(children)
         return children
+
+    def _bound_family(self, node: Node) -> None:
+        """The class relaxation of least memory, where floors leave too many sets."""
+        item = node.item()
+        self._count(item)
+        item.heuristic.guide(gap=self.request.search.gap / 4, enough=self._enough(item))
+        self._learn(node, item.heuristic.lower_bound)
+        node.is_empty = item.heuristic.is_infeasible
 
     def _part(self, node: Node) -> None:
         """The two halves of a family as nodes of their own."""

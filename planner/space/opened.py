@@ -19,7 +19,7 @@ from planner.costs.demands import Demands
 from planner.extent import require_exact
 from planner.program.build import build_program
 from planner.program.choices import Choice, Decision
-from planner.program.events import Operation, OperationKind, Program
+from planner.program.events import Allocate, Operation, OperationKind, Program
 from planner.program.inputs import micro_batches, step_inputs
 from planner.program.step import Knobs, StepInputs
 from planner.schema import (
@@ -158,8 +158,7 @@ class Opening:
         if not self._request.fixed and self._state_bytes(candidate) > budget:
             return None
         knobs, _ = self._knobs(candidate)
-        least = candidate.offload.least
-        certain = tuple(flag and unit in least for unit, flag in enumerate(knobs.on_host))
+        certain = self._certain(candidate, knobs)
         if not self._fits_on_host(replace(knobs, on_host=certain)):
             return None
         if self.aim is not Aim.MAKESPAN and self.deadline_ns is None:
@@ -211,8 +210,10 @@ class Opening:
         return self._floors_bytes[key]
 
     def relaxed(self, candidate: Candidate, members: Sequence[Setting]) -> OpenCandidate:
-        """See the note above."""
-        if len(members) == 1:
+        """See the note above. Of a family the times are those of its smallest set, the memory that of its largest
+        without what copies from the host take on the device.
+        """
+        if len(members) == 1 and candidate.offload.is_one:
             return self.open(candidate.with_setting(members[0]))
         knobs, decisions = self._knobs(candidate.with_setting(members[0]))
         deepest = max(setting.forward_prefetch for setting in members)
@@ -222,6 +223,7 @@ class Opening:
             knobs,
             forward_prefetch=Choice.fixed(prefetch_targets(parts, deepest, ahead=True)),
             reduce_scatter_max_input_buffers=most,
+            on_host=self._certain(candidate, knobs),
         )
         lean = replace(
             knobs,
@@ -231,9 +233,17 @@ class Opening:
             reduce_scatter_max_input_buffers=min(setting.reduce_buffers for setting in members),
         )
         free = [(_with_free_gathers(program), num) for program, num in self._programs(fast)]
+        kept = self._programs(lean)
+        if not candidate.offload.is_one:
+            kept = [(_without_copies_from_host(program), num) for program, num in kept]
         times = self._problem(free, knobs, decisions, candidate)
-        memory = self._problem(self._programs(lean), knobs, decisions, candidate)
+        memory = self._problem(kept, knobs, decisions, candidate)
         return self._opened(candidate, knobs, decisions, combine(times, memory))
+
+    def _certain(self, candidate: Candidate, knobs: Knobs) -> tuple[bool, ...]:
+        """Per unit, whether it is in host memory in every set of a family."""
+        least = candidate.offload.least
+        return tuple(flag and unit in least for unit, flag in enumerate(knobs.on_host))
 
     def _knobs(self, candidate: Candidate) -> tuple[Knobs, tuple[Decision, ...]]:
         return open_knobs(self._request, candidate, self.inputs.sizes, self.costs)
@@ -288,6 +298,17 @@ def _with_free_gathers(program: Program) -> Program:
         program,
         events=tuple(
             replace(event, launches=0) if isinstance(event, Operation) and event.kind in _GATHERS else event
+            for event in program.events
+        ),
+    )
+
+
+def _without_copies_from_host(program: Program) -> Program:
+    """Where the buffers of shards that come from the host (`H`), or are cast there (`C`), take nothing."""
+    return replace(
+        program,
+        events=tuple(
+            replace(event, size_bytes=0) if isinstance(event, Allocate) and event.buffer[0] in "HC" else event
             for event in program.events
         ),
     )
