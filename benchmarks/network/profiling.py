@@ -254,15 +254,22 @@ def profile_of(
             for kind in description.kinds
             if f"forward {kind}" in times
         ),
+        # A transfer takes no longer than a larger one: what exceeds that is another program's.
         collectives=tuple(
             CollectiveMeasurement(
                 collective=collective,
                 num_ranks=num_ranks,
                 num_nodes=num_ranks,
                 points=tuple(
-                    CurvePoint(size_bytes=size, duration_ns=times[f"{collective} {size}"])
+                    CurvePoint(
+                        size_bytes=size,
+                        duration_ns=min(
+                            times.get(f"{collective} {one}", times[name]) for one in SIZES_BYTES if one >= size
+                        ),
+                    )
                     for size in SIZES_BYTES
-                    if f"{collective} {size}" in times
+                    for name in (f"{collective} {size}",)
+                    if name in times
                 ),
             )
             for collective in ("all_gather", "reduce_scatter")

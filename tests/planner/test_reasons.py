@@ -10,7 +10,7 @@ BLOCK = CallSpec(
     backward_live=((5000, 2),),
     full_saved=500,
     full_backward_live=((6000, 2),),
-    flops=10**6,
+    flops=10**4,
 )
 
 

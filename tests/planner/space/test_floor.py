@@ -67,7 +67,9 @@ def test_no_plan_beats_the_floor_of_any_family_that_has_it(seed: int) -> None:
             num = num_micro_batches(request, region.candidate.training.micro_batch)
             for family in path:
                 offload, opening = family.candidate.offload, family.opening
-                certain = tuple(unit in offload.least for unit in range(len(item.candidate.partition.units)))
+                certain = tuple(
+                    flag and unit in offload.least for unit, flag in enumerate(family.candidate.on_host)
+                )
                 knobs = replace(item.knobs, on_host=family.candidate.on_host)
                 within = opening.inputs, knobs, item.costs, num
                 floor = floor_ns(*within, found.needed, on_host=certain)
