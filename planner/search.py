@@ -6,13 +6,11 @@ shows that it cannot improve the best plan by more than half of the accepted gap
 """
 
 import gc
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from itertools import count
 from time import monotonic
 
 from planner.found import Found, OnBetter, OnProgress, Progress
+from planner.frontier import Frontier
 from planner.incumbent import Incumbent
 from planner.nodes import Node, Tried
 from planner.schema import Decisions, InconsistentRequest, PlanRequest, ShardwrightError
@@ -30,8 +28,9 @@ LOCAL_EVALUATIONS = (400, 2_000)
 LOCAL_STEPS = 12_000_000
 """Between these, as many as pass over so many steps of the problem."""
 EFFORT_PER_STEP = 2e-5
-EFFORT_PER_PART = 2e-3
 """Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
+EFFORT_PER_PART = 2e-3
+"""Deterministic seconds that splitting a family counts."""
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
 
@@ -80,14 +79,7 @@ class _Search:
     on_better: OnBetter | None
     warm_start: Decisions | None
     started: float = field(default_factory=monotonic)
-    nodes: list[Node] = field(default_factory=list)
-    queue: list[tuple[int, int, Node]] = field(default_factory=list)
-    order: Iterator[int] = field(default_factory=count)
-    families: list[Node] = field(default_factory=list)
-    """Those of which samples are looked at before all of their members are."""
-    known: set[object] = field(default_factory=set)
-    """Keys of the regions that are nodes."""
-    num_regions: int = 0
+    frontier: Frontier = field(init=False)
     polished: Assignment | None = None
     """The incumbent's decisions, where local search started from them."""
     spent: float = 0.0
@@ -99,6 +91,9 @@ class _Search:
     """The lowest bound of a region that was relaxed since they are known."""
     is_counted: bool = False
     """All regions are known; before, nothing bounds the step."""
+
+    def __post_init__(self) -> None:
+        self.frontier = Frontier(incumbent=self.incumbent)
 
     def run(self) -> Found:
         collects = gc.isenabled()
@@ -112,7 +107,7 @@ class _Search:
             if self.incumbent.item is None and self.goal.aim is Aim.MAKESPAN:
                 self._open(on_host=True)
                 self._run()
-            if self.refusal and not self.num_regions:
+            if self.refusal and not self.frontier.num_choices:
                 raise self.refusal
         except KeyboardInterrupt:
             if self.incumbent.item is None:
@@ -121,7 +116,7 @@ class _Search:
         finally:
             if collects:
                 gc.enable()
-        if not self.num_regions:
+        if not self.frontier.num_choices:
             raise no_plan_left(self.request, self._refusal_of)
         found = self._found()
         self.incumbent.tidy(found.lower_bound)
@@ -140,10 +135,10 @@ class _Search:
         return Found(
             best=self.incumbent.item,
             assignment=self.incumbent.assignment,
-            lower_bound=self._bound() if self.is_counted else 0,
-            nodes=tuple(self.nodes),
-            num_regions=self.num_regions,
-            num_pruned=self._num_pruned() if self.is_counted else 0,
+            lower_bound=self.frontier.bound() if self.is_counted else 0,
+            nodes=tuple(self.frontier.nodes),
+            num_regions=self.frontier.num_choices,
+            num_pruned=self.frontier.num_pruned() if self.is_counted else 0,
             deterministic_time=round(self.spent, 6),
             wall_clock_struck=self.struck,
             interrupted=self.interrupted,
@@ -160,28 +155,11 @@ class _Search:
             self.incumbent.offer(opened)
 
     def _run(self) -> None:
-        while self.queue or self.families:
-            if self.struck or self.interrupted or (self.only_first and self.incumbent.item):
+        while not (self.struck or self.interrupted or (self.only_first and self.incumbent.item)):
+            node = self.frontier.pop()
+            if node is None:
                 return
-            if self.queue:
-                self._step()
-                continue
-            self._push_families()
-
-    def _push_families(self) -> None:
-        families, self.families = self.families, []
-        for node in families:
-            self._push(node)
-
-    def _num_pruned(self) -> int:
-        """Global choices that were never looked at and need not be."""
-        whole = [node for node in self.nodes if node.settings == node.region.settings]
-        looked_at = sum(
-            node.region.num_choices
-            for node in whole
-            if (node.stage and not node.region.is_family) or (self._is_open(node) and not node.is_split)
-        )
-        return max(0, self.num_regions - looked_at)
+            self._step(node)
 
     def _open(self, *, on_host: bool) -> None:
         """All regions; the first that fits gives a plan at once, before the others are even costed."""
@@ -194,59 +172,43 @@ class _Search:
         self.is_counted = True
 
     def _list(self, *, on_host: bool) -> None:
-        first = len(self.nodes)
+        first = len(self.frontier.nodes)
         for region in regions(self.request, self.goal, on_host=on_host):
-            self.num_regions += region.num_choices
+            self.frontier.num_choices += region.num_choices
             self._tell()
             node = Node.of(region)
             if node is not None and region.is_family:
-                self.families.append(node)
+                self.frontier.families.append(node)
                 for sample in region.samples():
                     self._add(Node.of(sample))
             else:
                 self._add(node)
-        for node in self.nodes[first:]:
-            self._push(node)
-        self.nodes += self.families
+        for node in self.frontier.nodes[first:]:
+            self.frontier.push(node)
+        self.frontier.nodes += self.frontier.families
 
     def _add(self, node: Node | None) -> None:
         """One more to look at, which is relaxed at once as long as there is no plan."""
-        if node is None or node.region.key in self.known:
+        if node is None or not self.frontier.is_new(node):
             return
         if self.incumbent.item is None:
             self._relax(node)
             node.stage += 1
             self._report(f"looked at {node.region.label}")
-        self.known.add(node.region.key)
-        self.nodes.append(node)
+        self.frontier.add(node)
 
-    def _push(self, node: Node) -> None:
-        if self._is_open(node):
-            heappush(self.queue, (node.lower_bound, next(self.order), node))
-        else:
-            node.forget()
-
-    def _is_open(self, node: Node) -> bool:
-        return not (node.is_finished or node.is_empty) and self._may_improve(node)
-
-    def _may_improve(self, node: Node) -> bool:
-        target = self.incumbent.target()
-        return target is None or node.lower_bound <= target
-
-    def _step(self) -> None:
-        """Sharpen the bound of the node with the lowest: class relaxation, local search, CP-SAT."""
-        _, _, node = heappop(self.queue)
-        if not self._is_open(node):
-            node.forget()
-            return
+    def _step(self, node: Node) -> None:
+        """Sharpen a bound: class relaxation, local search, CP-SAT."""
         limit = self.request.search
         if self.incumbent.item is not None and monotonic() - self.started > limit.wall_clock_s:
             self.struck = True
         elif self.incumbent.item is not None and self.spent >= limit.deterministic_time:
-            self.queue.clear()
+            self.frontier.clear()
             return
         elif node.region.is_family and (node.stage or self.goal.aim is Aim.MAKESPAN):
-            self._part(node)
+            self.spent += EFFORT_PER_PART
+            self.frontier.part(node)
+            self._tell()
             return
         elif node.region.is_family:
             self._report(f"bounding {node.region.label}")
@@ -260,26 +222,26 @@ class _Search:
                     self._dive(node)
                     return
         elif node.is_relaxed and self._polish():
-            self._push(node)
+            self.frontier.push(node)
             return
         elif node.is_relaxed and node.stage == 1:
             self._report(f"bounding {node.region.label}")
             self._sharpen(node)
         elif node.is_relaxed:
-            for child in self._split(node):
-                self._push(child)
+            for child in self.frontier.split(node):
+                self.frontier.push(child)
             return
         elif node.stage == 1:
             self._report(f"improving {node.region.label}")
             self._improve(node.item(), enough=int(node.lower_bound / (1 - limit.gap / 2)))
         elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent.value, node):
             return
-        elif self.families and node.stage > 2:
-            self._push_families()  # there is a good plan; what bounds it is sets that were not looked at
-            self._push(node)
+        elif self.frontier.families and node.stage > 2:
+            self.frontier.push_families()  # there is a good plan; what bounds it is sets that were not looked at
+            self.frontier.push(node)
             return
         elif self._polish():
-            self._push(node)
+            self.frontier.push(node)
             return
         elif node.stage == 2:
             self._report(f"bounding {node.region.label}")
@@ -288,14 +250,14 @@ class _Search:
             self._report(f"proving {node.region.label}")
             self._prove(node)
         node.stage += 1
-        self._push(node)
+        self.frontier.push(node)
 
     def _polish(self) -> bool:
         """Whether local search from the best plan is new: it costs less than further bounds, and may spare them."""
         if self.incumbent.item is None or self.incumbent.assignment == self.polished:
             return False
         self._report(f"improving {self.incumbent.item.candidate.label}")
-        self._improve(self.incumbent.item, enough=int(self._bound() / (1 - self.request.search.gap / 2)))
+        self._improve(self.incumbent.item, enough=int(self.frontier.bound() / (1 - self.request.search.gap / 2)))
         self.polished = self.incumbent.assignment
         return True
 
@@ -310,7 +272,7 @@ class _Search:
 
     def _is_promising(self, node: Node) -> bool:
         """Whether its settings should be looked at now: no bound is lower, no known plan is nearly as good."""
-        if not (node.is_relaxed and self._is_open(node)):
+        if not (node.is_relaxed and self.frontier.is_open(node)):
             return False
         is_lowest = self.lowest is None or node.lower_bound < self.lowest
         if is_lowest:
@@ -324,12 +286,12 @@ class _Search:
     def _dive(self, node: Node) -> None:
         """Look at settings up to the first that may be nearly as good as all of them: others are measured by it."""
         is_found = False
-        for child in self._split(node):
+        for child in self.frontier.split(node):
             if not is_found:
                 self._relax(child)
                 child.stage += 1
                 is_found = self._is_near(child.lower_bound, node)
-            self._push(child)
+            self.frontier.push(child)
 
     def _relax(self, node: Node) -> None:
         """The class relaxation, and its optimum under the settings."""
@@ -339,7 +301,7 @@ class _Search:
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
         may_win = self.incumbent.value is None or item.value(item.heuristic.value) < self.incumbent.value
-        if not node.is_empty and self._is_open(node) and may_win:
+        if not node.is_empty and self.frontier.is_open(node) and may_win:
             self._try(node, item.heuristic.best)
 
     def _enough(self, item: OpenCandidate) -> int | None:
@@ -355,7 +317,7 @@ class _Search:
         node.is_empty = item.heuristic.is_infeasible
         if not node.is_relaxed:
             self.incumbent.offer(item)
-        elif not node.is_empty and self._is_open(node):
+        elif not node.is_empty and self.frontier.is_open(node):
             self._try(node, item.heuristic.best)
 
     def _prove(self, node: Node) -> None:
@@ -410,15 +372,6 @@ class _Search:
         )
         self.incumbent.offer(opened)
 
-    def _split(self, node: Node) -> list[Node]:
-        """The settings of a relaxed node as nodes of their own, first those that take the least time."""
-        node.is_split = True
-        node.forget()
-        settings = sorted(node.settings, key=lambda one: (one.forward_prefetch, one.reduce_buffers), reverse=True)
-        children = [Node(region=node.region, settings=(one,), lower_bound=node.lower_bound) for one in settings]
-        self.nodes.extend(children)
-        return children
-
     def _bound_family(self, node: Node) -> None:
         """The class relaxation of least memory, where floors leave too many sets."""
         item = node.item()
@@ -427,29 +380,10 @@ class _Search:
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
 
-    def _part(self, node: Node) -> None:
-        """The two halves of a family as nodes of their own."""
-        node.is_split = True
-        self.spent += EFFORT_PER_PART
-        for region in node.region.parts():
-            part = Node.of(region)
-            if part is not None and region.key not in self.known:
-                part.lower_bound = max(part.lower_bound, node.lower_bound)
-                self.known.add(region.key)
-                self.nodes.append(part)
-                self._push(part)
-        self._tell()
-
-    def _bound(self) -> int:
-        """No plan has less than the least bound of all nodes, or than the best plan where that has less."""
-        bounds = [node.lower_bound for node in self.nodes if not (node.is_split or node.is_empty)]
-        known = bounds if self.incumbent.value is None else [*bounds, self.incumbent.value]
-        return min(known, default=0)
-
     def _report(self, message: str) -> None:
         if self.on_progress is not None:
             unit = "ns" if self.goal.aim is Aim.MAKESPAN else "bytes"
-            bound = self._bound() if self.is_counted else None
+            bound = self.frontier.bound() if self.is_counted else None
             known = {f"incumbent_{unit}": self.incumbent.value, f"bound_{unit}": bound}
             self.on_progress(Progress(elapsed_s=monotonic() - self.started, message=message, **known))
         self._tell()

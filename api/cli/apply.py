@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
+from api.cli.shared_options import Output
+
 
 def apply(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.")],
     explain: Annotated[
         bool, typer.Option("--explain", help="Print the `fully_shard` calls as Python, which needs torch alone.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout.")
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Show what applying a plan does: the exact `fully_shard` calls, as Python to read or to paste.
 

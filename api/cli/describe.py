@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.shared_options import HfConfig, MicroBatch, Output, Sequence, Target
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,23 +15,15 @@ if TYPE_CHECKING:
 
 
 def describe(
-    target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help="pkg.module:build, a callable that makes a TrainingExample."),
-    ] = None,
-    hf: Annotated[
-        Path | None,
-        typer.Option("--hf", metavar="FILE", help="A config.json of transformers instead; no weights are loaded."),
-    ] = None,
-    sequence: Annotated[int, typer.Option("--seq", metavar="TOKENS", help="Tokens per sequence.")] = 4096,
-    micro_batch: Annotated[int, typer.Option(metavar="SEQUENCES", help="Sequences per forward.")] = 1,
+    target: Target = None,
+    hf: HfConfig = None,
+    sequence: Sequence = 4096,
+    micro_batch: MicroBatch = 1,
     param_dtype: Annotated[
         str, typer.Option(metavar="DTYPE", help="Element type to trace in: bf16, fp16, fp32, none.")
     ] = "bf16",
     name: Annotated[str | None, typer.Option(help="Name of the model in plans.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout.")
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Describe a model for planning, on a CPU, without allocating it. Needs torch.
 

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from api.cli.groups import HELP_OPTIONS
+from api.cli.shared_options import HfConfig, MicroBatch, Output, Sequence, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,23 +40,13 @@ profile = typer.Typer(
     context_settings=HELP_OPTIONS,
 )
 
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout.")
-]
-
 
 @profile.command(_MEASURE)
 def measure(
-    target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help="pkg.module:build, a callable that makes a TrainingExample."),
-    ] = None,
-    hf: Annotated[
-        Path | None,
-        typer.Option("--hf", metavar="FILE", help="A config.json of transformers instead; no weights are loaded."),
-    ] = None,
-    sequence: Annotated[int, typer.Option("--seq", metavar="TOKENS", help="Tokens per sequence.")] = 4096,
-    micro_batch: Annotated[int, typer.Option(metavar="SEQUENCES", help="Sequences per forward.")] = 1,
+    target: Target = None,
+    hf: HfConfig = None,
+    sequence: Sequence = 4096,
+    micro_batch: MicroBatch = 1,
     at: Annotated[
         list[str] | None,
         typer.Option(

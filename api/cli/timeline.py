@@ -6,15 +6,14 @@ from typing import Annotated
 import typer
 
 from api.cli.options import RequestOptions, takes_request
+from api.cli.shared_options import Output
 
 
 @takes_request
 def timeline(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or decisions alone.")],
     options: RequestOptions,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout.")
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Write the predicted step as a trace that ui.perfetto.dev opens: streams, CPU, stalls, memory.
 
