@@ -30,8 +30,7 @@ from runtime_client.apply import apply_plan
 from runtime_client.client import load_plan
 
 applied = apply_plan(model, load_plan("plan.json"))
-optimizer = torch.optim.AdamW(model.parameters(), **applied.optimizer_options)
-applied.check_optimizer(optimizer)
+optimizer = applied.optimizer(torch.optim.AdamW, lr=3e-4)
 """
 _POINTS = 600
 
