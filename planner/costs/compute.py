@@ -104,8 +104,9 @@ def pass_sources(
         SourcedNumber(
             name=f"{which} of {kind}", value=cost.duration_ns, unit="ns", source=cost.source, basis=cost.basis
         )
-        for (kind, which), cost in costs.items()
-        if cost.duration_ns and kind in kinds and which in used
+        for kind in kinds
+        for (of, which), cost in costs.items()
+        if of == kind and cost.duration_ns and which in used
     )
 
 

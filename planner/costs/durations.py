@@ -79,7 +79,7 @@ class Durations:
             known = [call for call in calls if (call.block == block if call.block else call.kind == kind)]
             if known:
                 self._known[kind] = known
-        for name, described in self.request.model.kinds.items():
+        for name, described in sorted(self.request.model.kinds.items()):
             for part in described.parts:
                 self._parents.setdefault(part.kind, name)
 

@@ -268,8 +268,9 @@ class CostModel:
 
     def sources(self) -> tuple[SourcedNumber, ...]:
         """Every number that the costs rest on, measured or assumed."""
+        kinds = tuple(dict.fromkeys(call.kind for call in self._request.model.calls))
         return (
-            *pass_sources(self._passes, {call.kind for call in self._request.model.calls}, self._demands.saved_ops),
+            *pass_sources(self._passes, kinds, self._demands.saved_ops),
             *self._launch_source(),
             *self._copies.sources(),
             *self._mesh_sources(),
