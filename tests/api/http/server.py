@@ -112,6 +112,15 @@ class Process:
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for task in tasks for pid in task.read_text().split()]
 
+    def pause(self) -> None:
+        """Stop every thread: the signal reaches one of them, and the others run on until that has acted on it."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self.process.send_signal(signal.SIGCONT)
+
     def end(self, number: int = signal.SIGTERM) -> None:
         """Send a signal and wait for the end."""
         self.process.send_signal(number)

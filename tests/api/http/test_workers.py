@@ -72,13 +72,13 @@ def test_a_paused_worker_that_returns_cannot_overwrite(
     wait_until(lambda: gated.started() == ["model"])
     paused, other = workers if workers[0].child_pids() else reversed(workers)
     (planner,) = paused.child_pids()
-    paused.process.send_signal(signal.SIGSTOP)
+    paused.pause()
     wait_until(other.child_pids)
     gated.open()
     published = gated.ask("model", wait=60)
     assert published.status_code == 200
     ended = gated.get(link)
-    paused.process.send_signal(signal.SIGCONT)
+    paused.resume()
     wait_until(lambda: is_gone(planner))
     assert gated.ask("next", wait=60).status_code == 200
     assert gated.get(link) == ended
@@ -98,21 +98,26 @@ def test_a_worker_that_stands_still_amid_a_transaction_holds_nobody_up(
     wait_until(lambda: gated.started() == ["model"])
     paused, _ = workers if workers[0].child_pids() else reversed(workers)
     database = Database(postgresql_url)
-    waits = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
     with database.write() as session:
         session.execute(text("SELECT 1 FROM jobs FOR UPDATE"))
+        backend = session.scalar(text("SELECT pg_backend_pid()"))
         gated.open()
-        wait_until(lambda: session.scalar(waits))
-        paused.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: _num_waiting_for(database, backend))
+        paused.pause()
     assert gated.ask("model", wait=60).status_code == 200
     assert gated.started() == ["model", "model"]
     ended = gated.get(link)
-    paused.process.send_signal(signal.SIGCONT)
+    paused.resume()
     assert gated.ask("next", wait=60).status_code == 200
     assert gated.get(link) == ended
     database.close()
+
+
+def _num_waiting_for(database: Database, backend: int) -> int:
+    """In a transaction of its own: PostgreSQL shows each the connections that were there when it first looked."""
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE :backend = ANY(pg_blocking_pids(pid))")
+    with database.read() as session:
+        return session.scalar(waiting, {"backend": backend})
 
 
 def test_executors_say_what_they_are(gated: Gated, workers: list[Worker], postgresql_url: str) -> None:
