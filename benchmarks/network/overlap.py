@@ -1,5 +1,7 @@
 """Transfers of FSDP2 beside the computation, on gloo: asynchronous gathers and an asynchronous reduce-scatter.
 
+Both go over a `Wire`.
+
 [Note: what the hook has to do itself]
 On an accelerator FSDP2 lets streams wait for events. On a CPU there are none, so that nothing waits for an
 asynchronous reduce-scatter: not the reuse of its input, not the accumulation into sharded gradients, not the
@@ -19,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from benchmarks.network.wire import Wire
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,10 +66,28 @@ class Transfers:
             parameter.grad = before
 
 
+class AsyncAllGather(AllGather):
+    """Of any unit."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ANN401
+        """The buffer that is gathered into."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work:
+        """Begin the transfer."""
+        return self._wire.all_gather(output_tensor, input_tensor)
+
+
 class AsyncReduceScatter(ReduceScatter):
     """Of one unit; the Note of this module tells what it does."""
 
-    def __init__(self, transfers: Transfers, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, wire: Wire, transfers: Transfers, parameters: Sequence[nn.Parameter]) -> None:
+        self._wire = wire
         self._transfers = transfers
         self._parameters = parameters
         self._has_input = False
@@ -87,18 +109,16 @@ class AsyncReduceScatter(ReduceScatter):
     ) -> dist.Work:
         """Begin the transfer."""
         assert output_tensor.dtype is self._parameters[0].dtype, "see the Note"
-        work = dist.reduce_scatter_single(
-            output=output_tensor, input=input_tensor, group=group, op=op, async_op=True
-        )
+        work = self._wire.reduce_scatter(output_tensor, input_tensor, divide=op == dist.ReduceOp.AVG)
         replaced = [(one, one.grad) for one in self._parameters if one.grad is not None]
         for parameter, _ in replaced:
             parameter.grad = None
         buffers = (output_tensor, input_tensor)
         self._transfers.add(_Transfer(work=work, replaced=replaced, buffers=buffers))
-        return cast(dist.Work, work)
+        return work
 
 
-def overlap(model: nn.Module, *, max_in_flight: int) -> Transfers:
+def overlap(model: nn.Module, wire: Wire, *, max_in_flight: int) -> Transfers:
     """Give a sharded model asynchronous gathers and reduce-scatters."""
     assert isinstance(model, FSDPModule)
     model._set_unshard_async_op(True)
@@ -107,7 +127,8 @@ def overlap(model: nn.Module, *, max_in_flight: int) -> Transfers:
         if isinstance(module, FSDPModule):
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 parameters = [one.sharded_param for one in group.fsdp_params]
-                module.set_custom_reduce_scatter(AsyncReduceScatter(transfers, parameters))
+                module.set_custom_all_gather(AsyncAllGather(wire))
+                module.set_custom_reduce_scatter(AsyncReduceScatter(wire, transfers, parameters))
     return transfers
 
 

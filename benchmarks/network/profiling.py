@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from benchmarks.network.interference import least_disturbed
+from benchmarks.network.wire import Wire
 from planner.schema import (
     LOSS_PATH,
     CallMeasurement,
@@ -155,12 +156,17 @@ class RecomputeTimer:
         return duration_ns
 
 
-def collective_ns(collective: str, size_bytes: int, num_ranks: int) -> Callable[[], dist.Work]:
-    """A function that begins a collective whose full buffer has this size."""
+def transfer(wire: Wire | None, collective: str, size_bytes: int) -> Callable[[], dist.Work]:
+    """A function that begins a collective whose full buffer has this size; without a wire it is gloo's own."""
+    num_ranks = dist.get_world_size()
     share = torch.ones(size_bytes // 4 // num_ranks)
     full = torch.ones(share.numel() * num_ranks)
     if collective == "all_gather":
+        if wire is not None:
+            return lambda: wire.all_gather(full, share)
         return lambda: dist.all_gather_single(full, share, async_op=True)
+    if wire is not None:
+        return lambda: wire.reduce_scatter(share, full, divide=True)
     return lambda: dist.reduce_scatter_single(output=share, input=full, op=dist.ReduceOp.AVG, async_op=True)
 
 
@@ -171,15 +177,20 @@ def timed(run: Callable[[], object]) -> int:
     return time.perf_counter_ns() - began
 
 
-def add_transfers(samples: Samples, num_ranks: int, sizes_bytes: Sequence[int]) -> None:
+def add_transfers(samples: Samples, wire: Wire | None, sizes_bytes: Sequence[int]) -> None:
     """One sample of each collective at each size."""
     for collective in ("all_gather", "reduce_scatter"):
         for size_bytes in sizes_bytes:
-            begin = collective_ns(collective, size_bytes, num_ranks)
+            begin = transfer(wire, collective, size_bytes)
             dist.barrier()
             began = time.perf_counter_ns()
             begin().wait()
-            samples.add(f"{collective} {size_bytes}", time.perf_counter_ns() - began)
+            name = f"{_prefix(is_stock=wire is None)}{collective} {size_bytes}"
+            samples.add(name, time.perf_counter_ns() - began)
+
+
+def _prefix(*, is_stock: bool) -> str:
+    return "stock " if is_stock else ""
 
 
 def add_copies(samples: Samples, num_ranks: int) -> None:
@@ -201,9 +212,9 @@ def add_optimizer(samples: Samples, optimizer: torch.optim.Optimizer) -> None:
     samples.add("optimizer", timed(optimizer.step))
 
 
-def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, num_ranks: int) -> None:
+def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, wire: Wire) -> None:
     """Computation alone and while transfers run; transfers alone and while it computes."""
-    begin = collective_ns("reduce_scatter", size_bytes, num_ranks)
+    begin = transfer(wire, "reduce_scatter", size_bytes)
     dist.barrier()
     samples.add("compute alone", timed(compute))
     dist.barrier()
@@ -237,9 +248,11 @@ def profile_of(
     point: tuple[int, int],
     num_ranks: int,
     num_optimizer_parameters: int,
+    is_stock: bool = False,
 ) -> Profile:
-    """The medians as a document."""
+    """The means as a document; `is_stock`: with gloo's own collectives."""
     micro_batch, sequence = point
+    prefix = _prefix(is_stock=is_stock)
     return Profile(
         name="network",
         calls=tuple(
@@ -264,11 +277,13 @@ def profile_of(
                     CurvePoint(
                         size_bytes=size,
                         duration_ns=min(
-                            times.get(f"{collective} {one}", times[name]) for one in SIZES_BYTES if one >= size
+                            times.get(f"{prefix}{collective} {one}", times[name])
+                            for one in SIZES_BYTES
+                            if one >= size
                         ),
                     )
                     for size in SIZES_BYTES
-                    for name in (f"{collective} {size}",)
+                    for name in (f"{prefix}{collective} {size}",)
                     if name in times
                 ),
             )

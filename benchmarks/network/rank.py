@@ -37,6 +37,7 @@ from benchmarks.network.profiling import (
     timed,
 )
 from benchmarks.network.training import Trainer
+from benchmarks.network.wire import Wire
 from planner.plan import make_plan
 from planner.schema import Decisions, HostRuns, ModelDescription, PlanRequest, Profile
 from planner.simulate import predict
@@ -84,6 +85,7 @@ class Ranks:
         self.spec = MODELS[job.model]
         self.description = ModelDescription.from_json(job.description)
         self.mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("shard",))
+        self.wire = Wire()
         torch.manual_seed(1 + dist.get_rank())
         tokens = torch.randint(0, self.spec.vocabulary, (self.spec.micro_batch, self.spec.sequence))
         self.inputs: Any = ((tokens,), {})
@@ -103,6 +105,7 @@ class Ranks:
         trainers = self.steps(chosen, profiler)
         profile = self.agreed(profiler.profile(), Profile)
         request = request.model_copy(update={"profile": profile})
+        stock = self.agreed(profiler.profile(is_stock=True), Profile)
         return {
             "model": self.job.model,
             "megabits": self.job.megabits,
@@ -113,14 +116,17 @@ class Ranks:
             "plan": plan,
             "spread": profiler.samples.spread("backward block"),
             "profile": json.loads(profile.to_json()),
-            "arms": [self._row(arm, request, one) for arm, one in zip(chosen, trainers, strict=True)],
+            "arms": [
+                self._row(arm, request.model_copy(update={"profile": stock}) if arm.is_stock else request, one)
+                for arm, one in zip(chosen, trainers, strict=True)
+            ],
         }
 
     # Profile
 
     def profiler(self) -> "Profiler":
         """What measures these ranks."""
-        sharded = Trainer(self.spec.example(), self.default(), self.mesh, self.inputs, is_stock=False)
+        sharded = Trainer(self.spec.example(), self.default(), self.mesh, self.inputs, self.wire)
         sharded.step()
         sharded.fill_gradients()
         return Profiler(self, sharded)
@@ -197,7 +203,7 @@ class Ranks:
     def steps(self, chosen: list[Arm], profiler: "Profiler") -> list["Steps"]:
         """Every arm takes a step by turns, and a round of the profile follows."""
         trainers = [
-            Trainer(self.spec.example(), arm.decisions, self.mesh, self.inputs, is_stock=arm.is_stock)
+            Trainer(self.spec.example(), arm.decisions, self.mesh, self.inputs, None if arm.is_stock else self.wire)
             for arm in chosen
         ]
         found = [Steps(losses=[trainer.step().item(), trainer.step().item()]) for trainer in trainers]
@@ -273,10 +279,11 @@ class Profiler:
         self._parts: tuple[Part, ...] = (
             CallTimer(example, ranks.description, ranks.inputs).run,
             RecomputeTimer(spec.example(), ranks.description, tuple(x.shape)).run,
-            lambda one: add_transfers(one, world, sizes),
+            lambda one: add_transfers(one, ranks.wire, sizes),
+            lambda one: add_transfers(one, None, sizes),
             lambda one: add_copies(one, world),
             lambda one: add_optimizer(one, sharded.optimizer),
-            lambda one: add_overlap(one, lambda: block(x).sum().backward(), unit_bytes, world),
+            lambda one: add_overlap(one, lambda: block(x).sum().backward(), unit_bytes, ranks.wire),
             lambda one: one.add("launch", timed(lambda: [x.view(-1) for _ in range(100)]) // 100),
         )
         for part in self._parts:
@@ -287,8 +294,8 @@ class Profiler:
         for part in self._parts:
             self.samples.collect(part, rounds)
 
-    def profile(self) -> Profile:
-        """Of all samples so far."""
+    def profile(self, *, is_stock: bool = False) -> Profile:
+        """Of all samples so far; `is_stock`: with gloo's own collectives."""
         spec = self._ranks.spec
         return profile_of(
             self.samples.slowest(),
@@ -296,6 +303,7 @@ class Profiler:
             point=(spec.micro_batch, spec.sequence),
             num_ranks=self._ranks.world,
             num_optimizer_parameters=self._sharded.num_parameters,
+            is_stock=is_stock,
         )
 
 

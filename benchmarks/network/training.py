@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.network.overlap import Transfers, overlap
+from benchmarks.network.wire import Wire
 from planner.schema import Decisions
 from runtime_client.apply import apply_decisions
 from runtime_client.describe import TrainingExample
@@ -24,16 +25,16 @@ class Trainer:
         decisions: Decisions,
         mesh: DeviceMesh,
         inputs: Inputs,
-        *,
-        is_stock: bool,
+        wire: Wire | None,
     ) -> None:
+        """Shard the model; without a wire it has FSDP2's own collectives, which wait for every transfer."""
         self._example = example
         self._args, self._kwargs = inputs
         self._applied = apply_decisions(example.model, decisions, mesh)
         self._transfers: Transfers | None = None
-        if not is_stock:
+        if wire is not None:
             buffers = decisions.runtime.reduce_scatter_max_input_buffers
-            self._transfers = overlap(self._applied.model, max_in_flight=buffers)
+            self._transfers = overlap(self._applied.model, wire, max_in_flight=buffers)
         self.optimizer = torch.optim.AdamW(self._applied.model.parameters(), lr=1e-4, foreach=True)
 
     @property

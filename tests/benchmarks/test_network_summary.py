@@ -49,5 +49,16 @@ def test_each_bar_is_named_when_it_is_missed() -> None:
     assert "the losses of 'plan' differ" in failures([other])[0]
 
 
+def test_steps_of_stock_collectives_are_shown_without_a_bar() -> None:
+    found = line(*GOOD)
+    found["arms"][-1] = arm("stock", 300, 240)
+    assert failures([found]) == []
+    _, second = tables([found]).split("\n\n")
+    assert "| llama, 500 Mbit/s | 3 | 0.6% | +1.3% | -20.0% | +0.00% | 1% |" in second
+    fat = line(*GOOD)
+    fat["arms"][-1] = arm("stock", 300, 300, predicted_peak_bytes=1030)
+    assert "the peak of 'stock'" in failures([fat])[0]
+
+
 def test_more_ranks_than_cores_are_only_reported() -> None:
     assert failures([line(GOOD[0], arm("plan", 400, 100), ranks=4)]) == []

@@ -1,4 +1,6 @@
-"""Two ranks behind a slow link: hooks that overlap train what FSDP2 trains, and the peak is the predicted one."""
+"""Ranks behind a slow link: hooks that overlap train what FSDP2 trains, and the peak is the predicted one."""
+
+from pathlib import Path
 
 import pytest
 
@@ -8,11 +10,19 @@ from benchmarks.network.models import MODELS
 from benchmarks.network.namespaces import why_not
 from benchmarks.network.summary import PEAK_ERROR, peak_error, plan_of, tables
 from runtime_client.describe import describe
+from tests.real.launch import run_ranks
 
 REASON = why_not()
-pytestmark = [pytest.mark.real, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = pytest.mark.real
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_wire_carries_what_gloo_carries(num_ranks: int, tmp_path: Path) -> None:
+    ranks = run_ranks(Path(__file__).with_name("wire.py"), num_ranks, log_dir=tmp_path / "logs")
+    assert [rank.stdout.split() for rank in ranks] == [["equal"]] * num_ranks
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_planned_and_default_steps_behind_a_slow_link() -> None:
     spec = MODELS["small"]
     model = describe(
