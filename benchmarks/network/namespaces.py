@@ -14,6 +14,10 @@ from dataclasses import dataclass
 
 INTERFACE = "rank0"
 """Name of the interface in every rank's namespace."""
+SETTINGS = ("net.ipv4.tcp_congestion_control=cubic", "net.ipv4.tcp_wmem=4096 65536 262144")
+"""The same congestion control wherever it runs: some probe for bandwidth, and their rate swings. And no more in line
+than a link takes in some milliseconds: behind megabytes acknowledgements come so late that TCP sends things twice.
+"""
 _SUBNET = "10.77.0"
 
 
@@ -78,9 +82,9 @@ def _connect(name: str, switch: str, rank: int) -> None:
     _run("ip", "-n", name, "addr", "add", f"{_SUBNET}.{rank + 1}/24", "dev", INTERFACE)
     for interface in (INTERFACE, "lo"):
         _run("ip", "-n", name, "link", "set", interface, "up")
-    # The same congestion control wherever it runs: some probe for bandwidth, and their rate swings.
-    inside = ("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic")
-    subprocess.run(inside, capture_output=True, check=False)
+    for setting in SETTINGS:
+        inside = ("ip", "netns", "exec", name, "sysctl", "-qw", setting)
+        subprocess.run(inside, capture_output=True, check=False)
 
 
 def _limit(name: str, megabits: int | None, delay_us: int) -> None:
