@@ -9,7 +9,8 @@ is added to them. The moments are
 - the worst points of the forward and of the backward of a call, where whole gradients wait for their reduction, and
   the input of a reduction for the next one: of each kind and such input the last call, since it finds most kept;
 - where units stay gathered between micro-batches, the end of one and the beginning of the next;
-- the reductions of units, the last of each size: the unit's gradients beside the input of its reduction.
+- the reductions of units, the last of each size: the unit's gradients beside the input of its reduction;
+- the optimizer step, with what it needs on top of its state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -199,6 +200,8 @@ class _Walk:
             if (size.gradients, size.reduce_input) not in reduced and run is self._first_pass[run.unit]:
                 reduced.add((size.gradients, size.reduce_input))
                 yield self._in_reduction(run)
+        if self._knobs.micro_batch.is_last:
+            yield self._in_optimizer_step(units)
 
     def _in_call(self, call: int, retained: int) -> Moment:
         """In its forward, or in its backward."""
@@ -221,6 +224,12 @@ class _Walk:
             {other.unit for other in self._reducing if other.first >= run.first} - {run.unit}
         )
         return self._moment(more, run.first, {unit for unit, first, _ in self._gathered if first >= run.first}, run)
+
+    def _in_optimizer_step(self, units: set[int]) -> Moment:
+        """Nothing is gathered any more, the root neither, and all gradients are reduced."""
+        sizes = self._inputs.sizes
+        more = self._inputs.optimizer_transient_bytes - sizes[ROOT].gathered
+        return self._moment(more - self._reduced_bytes(set(range(len(sizes)))), 0, units, None)
 
     def _moment(self, more: int, call: int, ungathered: set[int], run: Pass | None) -> Moment:
         """Calls from `call` on keep nothing; some units, and that of a pass, leave nothing gathered."""
