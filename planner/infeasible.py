@@ -1,11 +1,14 @@
 """Nothing fits: what binds, and the smallest change that would do."""
 
+from collections.abc import Iterator
 from math import ceil
 
 from planner.found import Found
 from planner.refuse import MAX_DEVICES
+from planner.relaxations import choices_to_drop, features_to_add
 from planner.resize import has_plan, on_times_the_nodes
 from planner.schema import (
+    ClientFeature,
     FixedChoice,
     Infeasibility,
     MemoryBudget,
@@ -16,6 +19,7 @@ from planner.schema.base import MAX_INTEGER
 from planner.search import search
 from planner.simulate.predict import predict
 from planner.space.candidate import may_offload_activations
+from planner.space.fixed import allows
 from planner.space.opened import Goal
 from solver.schedule.problem import Aim
 
@@ -40,6 +44,37 @@ _ADVICE = {
 
 def explain_infeasible(request: PlanRequest) -> Infeasibility:
     """Why nothing keeps the bounds: memory, or the step time that was asked for."""
+    dropped, added = choices_to_drop(request), features_to_add(request)
+    found = _reason(request)
+    ways = (*_without(dropped), *_with(added), *_on_hosts(request))
+    return found.model_copy(
+        update={"choices_to_drop": dropped, "features_to_add": added, "advice": (*ways, *found.advice)}
+    )
+
+
+def _without(dropped: tuple[FixedChoice, ...]) -> Iterator[str]:
+    if dropped:
+        names = " and ".join(f"{choice.knob} = {choice.value!r}" for choice in dropped)
+        yield f"open again what is fixed: without {names} there is a plan"
+
+
+def _with(added: tuple[ClientFeature, ...]) -> Iterator[str]:
+    if added:
+        names = " and ".join(added)
+        yield f"use a client that applies {names} (client_features): with that there is a plan"
+
+
+def _on_hosts(request: PlanRequest) -> Iterator[str]:
+    if allows(request, ClientFeature.OFFLOAD) and not all(
+        group.host_memory_bytes for group in request.cluster.node_groups
+    ):
+        yield (
+            "say how much memory the hosts have (node_groups.host_memory_bytes): units and optimizer state could "
+            "be there"
+        )
+
+
+def _reason(request: PlanRequest) -> Infeasibility:
     if request.limits.step_time_ns is not None and (late := search(request, goal=Goal())).best is not None:
         return _too_slow(late, request.limits.step_time_ns)
     exact = request.model_copy(update={"search": request.search.model_copy(update={"gap": 0.0})})

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planner.schema.base import Bytes, Count, Document, Name, Nanoseconds, Part, Positive, Sha256
 from planner.schema.decisions import Decisions
-from planner.schema.request import ClientFeature
+from planner.schema.request import ClientFeature, FixedChoice
 from planner.schema.versions import VersionSpecifier
 
 
@@ -218,6 +218,10 @@ class Infeasibility(Part):
     """Device memory with which the same cluster would do."""
     fewest_ranks: Count | None = None
     """Ranks of the same kind of device with which some plan fits; None when no number tried fits."""
+    choices_to_drop: tuple[FixedChoice, ...] = ()
+    """A smallest set of the fixed choices without which some plan keeps the bounds."""
+    features_to_add: tuple[ClientFeature, ...] = ()
+    """A smallest set of knobs with which some plan keeps the bounds, of those that the client does not apply."""
     advice: tuple[str, ...] = ()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from planner.schema import ClientFeature, FixedChoice, InconsistentRequest, PlanRequest
 from planner.space.fixed import allows
+from planner.space.smallest import smallest
 
 _OFFLOADS = {
     "optimizer_offload": "none, host, host:all, nvme or nvme:all",
@@ -23,11 +24,9 @@ def no_plan_left(request: PlanRequest, refusal_of: Callable[[PlanRequest], str |
         refusal_of: None for a request that has any global choice, else why not, as far as that is known. Asked
             about once for each fixed choice.
     """
-    left = list(enumerate(request.fixed))
-    for entry in tuple(left):
-        others = [other for other in left if other is not entry]
-        if refusal_of(_with(request, others)) is not None:
-            left = others
+    left = smallest(
+        tuple(enumerate(request.fixed)), lambda choices: refusal_of(_with(request, choices)) is not None
+    )
     return InconsistentRequest(_said(request, left, refusal_of(_with(request, left)) or ""))
 
 

@@ -164,6 +164,55 @@ def test_infeasible_names_the_fewest_ranks() -> None:
     assert infeasibility.advice
 
 
+def test_infeasible_names_the_fixed_choices_that_are_in_the_way() -> None:
+    request = tiny_request(tiny_model(4, block=BLOCK), tiny_cluster(4))
+    least = make_plan(request.model_copy(update={"limits": Limits(memory_bytes=10)})).body.infeasibility
+    assert least is not None
+    assert least.needed_bytes is not None
+    assert least.choices_to_drop == ()
+    fixed = (
+        FixedChoice(knob="forward_prefetch", value=0),
+        FixedChoice(knob="*.activation", value="none"),
+        FixedChoice(knob="mesh.replicate", value=1),
+    )
+    tight = request.model_copy(update={"limits": Limits(memory_bytes=least.needed_bytes), "fixed": fixed})
+    infeasibility = make_plan(tight).body.infeasibility
+    assert infeasibility is not None
+    assert infeasibility.choices_to_drop == (fixed[1],)
+    assert any("without *.activation = 'none' there is a plan" in line for line in infeasibility.advice)
+    open_again = tight.model_copy(update={"fixed": (fixed[0], fixed[2])})
+    assert make_plan(open_again).body.outcome == "feasible"
+
+
+def test_infeasible_names_the_features_that_the_client_lacks() -> None:
+    request = tiny_request(tiny_model(4, block=BLOCK), tiny_cluster(4))
+    request = request.model_copy(update={"client_features": (ClientFeature.PREFETCH,)})
+    least = make_plan(request.model_copy(update={"limits": Limits(memory_bytes=10)})).body.infeasibility
+    assert least is not None
+    assert least.needed_bytes is not None
+    assert least.features_to_add == ()
+    tight = request.model_copy(update={"limits": Limits(memory_bytes=least.needed_bytes - 1)})
+    infeasibility = make_plan(tight).body.infeasibility
+    assert infeasibility is not None
+    (feature,) = infeasibility.features_to_add
+    assert feature in (ClientFeature.CHECKPOINT_FULL, ClientFeature.CHECKPOINT_SELECTIVE)
+    assert any(feature.value in line for line in infeasibility.advice)
+    more = tight.model_copy(update={"client_features": (ClientFeature.PREFETCH, feature)})
+    assert make_plan(more).body.outcome == "feasible"
+
+
+def test_a_step_that_is_too_slow_names_what_would_help_as_well() -> None:
+    request = tiny_request(tiny_model(4, block=BLOCK), tiny_cluster(4)).model_copy(update={"search": EXACT})
+    fastest = make_plan(request).body.predictions
+    assert fastest is not None
+    fixed = (FixedChoice(knob="*.activation", value="full"), FixedChoice(knob="mesh.replicate", value=1))
+    limits = Limits(step_time_ns=fastest.step_time_ns)
+    infeasibility = make_plan(request.model_copy(update={"fixed": fixed, "limits": limits})).body.infeasibility
+    assert infeasibility is not None
+    assert infeasibility.binding == "step_time"
+    assert fixed[0] in infeasibility.choices_to_drop
+
+
 def test_a_batch_that_cannot_be_split_is_infeasible_with_advice() -> None:
     request = tiny_request(tiny_model(2), tiny_cluster(4))
     workload = request.workload.model_copy(update={"global_batch": 6})
