@@ -32,8 +32,11 @@ from runtime_client.describe.example import Inputs
 
 SIZES_BYTES = tuple(2**exponent for exponent in range(17, 26))
 """Full buffers of collectives."""
+CHECKPOINTED = "checkpointed "
+"""Begins the names of what is timed with all blocks checkpointed."""
 _COPY_BYTES = 4 * 2**20
 _IN_FLIGHT = 8
+_TIMES_ALONE = 4
 
 
 @dataclass(slots=True)
@@ -87,17 +90,28 @@ def _mean(samples: Sequence[int]) -> float:
 class CallTimer:
     """Times calls of an unsharded model where they run, in a forward and a backward of the whole of it.
 
+    With all blocks checkpointed, backward of a block takes as much longer as its recomputation: less than its
+    forward, since what it computes is still in the cache.
+
     After each call it sleeps as long as that took. Steps wait for transfers as well, and where others use the core
     a thread that sleeps now and then is given it sooner than one that never does.
     """
 
-    def __init__(self, example: TrainingExample, description: ModelDescription, inputs: Inputs) -> None:
+    def __init__(
+        self, example: TrainingExample, description: ModelDescription, inputs: Inputs, *, checkpointed: bool = False
+    ) -> None:
         self._example = example
+        self._prefix = CHECKPOINTED if checkpointed else ""
         self._args, self._kwargs = inputs
         self._calls = [call for call in description.calls if call.path != LOSS_PATH]
         self._loss_kind = next(call.kind for call in description.calls if call.path == LOSS_PATH)
         self._samples = Samples()
         self._resumed_ns = 0
+        for call in self._calls if checkpointed else ():
+            if description.kinds[call.kind].full is not None:
+                parent, _, name = call.path.rpartition(".")
+                block = example.model.get_submodule(call.path)
+                setattr(example.model.get_submodule(parent), name, checkpoint_wrapper(block))
         for call, later in zip(self._calls, [*self._calls[1:], None], strict=True):
             after = later.kind if later else self._loss_kind
             example.model.get_submodule(call.path).register_forward_hook(self._hook(call.kind, after))
@@ -113,7 +127,7 @@ class CallTimer:
 
     def _lap(self, name: str) -> None:
         duration_ns = time.perf_counter_ns() - self._resumed_ns
-        self._samples.add(name, duration_ns)
+        self._samples.add(self._prefix + name, duration_ns)
         time.sleep(duration_ns / 1e9)
         self._resumed_ns = time.perf_counter_ns()
 
@@ -128,32 +142,6 @@ class CallTimer:
         self._lap(f"forward {self._loss_kind}")
         loss.backward()  # type: ignore[no-untyped-call]
         self._lap(f"backward {self._calls[0].kind}")
-
-
-class RecomputeTimer:
-    """Backwards of blocks, plain and checkpointed: the second takes as much longer as the recomputation."""
-
-    def __init__(self, example: TrainingExample, description: ModelDescription, shape: tuple[int, ...]) -> None:
-        paths = {
-            call.kind: call.path for call in description.calls if description.kinds[call.kind].full is not None
-        }
-        self._blocks = {kind: example.model.get_submodule(path) for kind, path in paths.items()}
-        self._wrapped = {kind: checkpoint_wrapper(block) for kind, block in self._blocks.items()}
-        self._shape = shape
-
-    def run(self, samples: Samples) -> None:
-        """Adds `plain KIND` and `again KIND`."""
-        for kind, block in self._blocks.items():
-            samples.add(f"plain {kind}", self._backward_ns(block))
-            samples.add(f"again {kind}", self._backward_ns(self._wrapped[kind]))
-
-    def _backward_ns(self, block: nn.Module) -> int:
-        block.zero_grad(set_to_none=True)
-        y = block(torch.randn(self._shape).requires_grad_())
-        gradient = torch.randn_like(y)
-        duration_ns = timed(lambda: y.backward(gradient))
-        time.sleep(duration_ns / 1e9)
-        return duration_ns
 
 
 def transfer(wire: Wire | None, collective: str, size_bytes: int) -> Callable[[], dist.Work]:
@@ -213,10 +201,14 @@ def add_optimizer(samples: Samples, optimizer: torch.optim.Optimizer) -> None:
 
 
 def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, wire: Wire) -> None:
-    """Computation alone and while transfers run; transfers alone and while it computes."""
+    """Computation alone and while transfers run; transfers alone and while it computes. Computation is timed warm:
+    what it finds in the cache would else make up for what transfers take of the core.
+    """
     begin = transfer(wire, "reduce_scatter", size_bytes)
     dist.barrier()
-    samples.add("compute alone", timed(compute))
+    compute()
+    for _ in range(_TIMES_ALONE):
+        samples.add("compute alone", timed(compute))
     dist.barrier()
     alone_ns = timed(lambda: [work.wait() for work in [begin() for _ in range(_IN_FLIGHT)]])
     samples.add("transfers alone", alone_ns)
@@ -232,6 +224,7 @@ def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, 
 
     waiting = threading.Thread(target=wait)
     waiting.start()
+    compute()
     durations_ns = [timed(compute)]  # every rank has at least one, so that all have the same names
     while not ended_ns:
         durations_ns.append(timed(compute))
@@ -301,8 +294,8 @@ def profile_of(
 
 def _recompute_ns(times: dict[str, int], kind: str) -> int:
     """A forward, unless the difference of the backwards says more: noise may leave little of it."""
-    forward_ns = times[f"forward {kind}"]
-    longer_ns = times[f"again {kind}"] - times[f"plain {kind}"] if f"again {kind}" in times else 0
+    forward_ns, backward_ns = times[f"forward {kind}"], times[f"backward {kind}"]
+    longer_ns = times.get(f"{CHECKPOINTED}backward {kind}", 0) - backward_ns
     return longer_ns if longer_ns > forward_ns // 2 else forward_ns
 
 

@@ -27,7 +27,6 @@ from benchmarks.network.profiling import (
     SIZES_BYTES,
     CallTimer,
     Part,
-    RecomputeTimer,
     Samples,
     add_copies,
     add_optimizer,
@@ -278,7 +277,7 @@ class Profiler:
         sizes = [size for size in SIZES_BYTES if size <= 2 * max(2**22, unit_bytes)]
         self._parts: tuple[Part, ...] = (
             CallTimer(example, ranks.description, ranks.inputs).run,
-            RecomputeTimer(spec.example(), ranks.description, tuple(x.shape)).run,
+            CallTimer(spec.example(), ranks.description, ranks.inputs, checkpointed=True).run,
             lambda one: add_transfers(one, ranks.wire, sizes),
             lambda one: add_transfers(one, None, sizes),
             lambda one: add_copies(one, world),
