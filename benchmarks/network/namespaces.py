@@ -15,8 +15,8 @@ from dataclasses import dataclass
 INTERFACE = "rank0"
 """Name of the interface in every rank's namespace."""
 SETTINGS = ("net.ipv4.tcp_congestion_control=cubic", "net.ipv4.tcp_wmem=4096 65536 262144")
-"""The same congestion control wherever it runs: some probe for bandwidth, and their rate swings. And no more waits than
-a link takes in some milliseconds: behind megabytes acknowledgements come so late that TCP sends things twice.
+"""The same congestion control wherever it runs: some probe for bandwidth, and their rate swings. And short queues:
+behind megabytes acknowledgements come so late that TCP sends things twice.
 """
 _SUBNET = "10.77.0"
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from benchmarks.network.interference import least_disturbed
+from benchmarks.network.interference import least_disturbed, most_of_ranks
 from benchmarks.network.wire import Wire
 from planner.schema import (
     LOSS_PATH,
@@ -35,8 +35,8 @@ SIZES_BYTES = tuple(2**exponent for exponent in range(17, 26))
 CHECKPOINTED = "checkpointed "
 """Begins the names of what is timed with all blocks checkpointed."""
 _COPY_BYTES = 4 * 2**20
-_IN_FLIGHT = 8
-_TIMES_ALONE = 4
+_TIMES_AS_LONG = 1.3
+"""As the computation beside them that transfers should take."""
 
 
 @dataclass(slots=True)
@@ -144,6 +144,13 @@ class CallTimer:
         self._lap(f"backward {self._calls[0].kind}")
 
 
+def forward_and_backward(example: TrainingExample, inputs: Inputs) -> None:
+    """Of the whole model on one rank."""
+    args, kwargs = inputs
+    example.model.zero_grad(set_to_none=True)
+    example.loss(example.model(*args, **kwargs), args, kwargs).backward()  # type: ignore[no-untyped-call]
+
+
 def transfer(wire: Wire | None, collective: str, size_bytes: int) -> Callable[[], dist.Work]:
     """A function that begins a collective whose full buffer has this size; without a wire it is gloo's own."""
     num_ranks = dist.get_world_size()
@@ -201,21 +208,21 @@ def add_optimizer(samples: Samples, optimizer: torch.optim.Optimizer) -> None:
 
 
 def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, wire: Wire) -> None:
-    """Computation alone and while transfers run; transfers alone and while it computes. Computation is timed warm:
-    what it finds in the cache would else make up for what transfers take of the core.
-    """
+    """Computation alone and while transfers run, as many as it takes; transfers alone and while it computes."""
     begin = transfer(wire, "reduce_scatter", size_bytes)
     dist.barrier()
-    compute()
-    for _ in range(_TIMES_ALONE):
-        samples.add("compute alone", timed(compute))
+    alone_ns = timed(compute)
+    samples.add("compute alone", alone_ns)
     dist.barrier()
-    alone_ns = timed(lambda: [work.wait() for work in [begin() for _ in range(_IN_FLIGHT)]])
-    samples.add("transfers alone", alone_ns)
+    one_ns = timed(lambda: begin().wait())
+    num_transfers = round(most_of_ranks(1 + _TIMES_AS_LONG * alone_ns / one_ns))
+    dist.barrier()
+    works = [begin() for _ in range(num_transfers)]
+    samples.add("transfers alone", timed(lambda: [work.wait() for work in works]))
     dist.barrier()
     ended_ns: list[int] = []
     began = time.perf_counter_ns()
-    works = [begin() for _ in range(_IN_FLIGHT)]
+    works = [begin() for _ in range(num_transfers)]
 
     def wait() -> None:
         for work in works:
@@ -224,12 +231,7 @@ def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, 
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    compute()
-    durations_ns = [timed(compute)]  # every rank has at least one, so that all have the same names
-    while not ended_ns:
-        durations_ns.append(timed(compute))
-    for duration_ns in durations_ns[:-1] or durations_ns:
-        samples.add("compute beside", duration_ns)
+    samples.add("compute beside", timed(compute))
     waiting.join()
     samples.add("transfers beside", ended_ns[0] - began)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.network import arms, cluster
@@ -32,6 +31,7 @@ from benchmarks.network.profiling import (
     add_optimizer,
     add_overlap,
     add_transfers,
+    forward_and_backward,
     profile_of,
     timed,
 )
@@ -271,19 +271,18 @@ class Profiler:
         self._ranks = ranks
         self._sharded = sharded
         spec, world, unit_bytes = ranks.spec, ranks.world, ranks.unit_bytes()
-        example = spec.example()
-        block = example.model.get_submodule("layers.0")
-        x = torch.randn(spec.micro_batch, spec.sequence, _width(example.model))
+        plain = spec.example()
+        few = torch.ones(1000)
         sizes = [size for size in SIZES_BYTES if size <= 2 * max(2**22, unit_bytes)]
         self._parts: tuple[Part, ...] = (
-            CallTimer(example, ranks.description, ranks.inputs).run,
+            CallTimer(spec.example(), ranks.description, ranks.inputs).run,
             CallTimer(spec.example(), ranks.description, ranks.inputs, checkpointed=True).run,
             lambda one: add_transfers(one, ranks.wire, sizes),
             lambda one: add_transfers(one, None, sizes),
             lambda one: add_copies(one, world),
             lambda one: add_optimizer(one, sharded.optimizer),
-            lambda one: add_overlap(one, lambda: block(x).sum().backward(), unit_bytes, ranks.wire),
-            lambda one: one.add("launch", timed(lambda: [x.view(-1) for _ in range(100)]) // 100),
+            lambda one: add_overlap(one, lambda: forward_and_backward(plain, ranks.inputs), unit_bytes, ranks.wire),
+            lambda one: one.add("launch", timed(lambda: [few.view(-1) for _ in range(100)]) // 100),
         )
         for part in self._parts:
             part(Samples())
@@ -304,12 +303,6 @@ class Profiler:
             num_optimizer_parameters=self._sharded.num_parameters,
             is_stock=is_stock,
         )
-
-
-def _width(model: nn.Module) -> int:
-    embedding = model.get_submodule("embedding")
-    assert isinstance(embedding, nn.Embedding)
-    return embedding.embedding_dim
 
 
 if __name__ == "__main__":
