@@ -208,8 +208,11 @@ def add_optimizer(samples: Samples, optimizer: torch.optim.Optimizer) -> None:
 
 
 def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, wire: Wire) -> None:
-    """Computation alone and while transfers run, as many as it takes; transfers alone and while it computes."""
-    begin = transfer(wire, "reduce_scatter", size_bytes)
+    """Computation alone and while transfers run, as many as it takes; transfers alone and while it computes.
+
+    They are gathers: what a reduction adds up is no transfer, and waits in a step until it is asked for.
+    """
+    begin = transfer(wire, "all_gather", size_bytes)
     dist.barrier()
     alone_ns = timed(compute)
     samples.add("compute alone", alone_ns)
