@@ -218,6 +218,7 @@ def add_overlap(samples: Samples, compute: Callable[[], None], size_bytes: int, 
     samples.add("compute alone", alone_ns)
     dist.barrier()
     one_ns = timed(lambda: begin().wait())
+    samples.add("transfer", one_ns)
     num_transfers = round(most_of_ranks(1 + _TIMES_AS_LONG * alone_ns / one_ns))
     dist.barrier()
     works = [begin() for _ in range(num_transfers)]
@@ -246,9 +247,20 @@ def profile_of(
     point: tuple[int, int],
     num_ranks: int,
     num_optimizer_parameters: int,
+    num_transfers: int,
     is_stock: bool = False,
 ) -> Profile:
-    """The means as a document; `is_stock`: with gloo's own collectives."""
+    """The means as a document.
+
+    Args:
+        times: of everything, by name.
+        description: of the model.
+        point: (micro-batch, sequence).
+        num_ranks: of the collectives.
+        num_optimizer_parameters: that one step of the optimizer was timed with.
+        num_transfers: of units, in a step that gathers each once and reduces it.
+        is_stock: with gloo's own collectives.
+    """
     micro_batch, sequence = point
     prefix = _prefix(is_stock=is_stock)
     return Profile(
@@ -292,7 +304,7 @@ def profile_of(
         ),
         launch_ns=times.get("launch", 0),
         optimizer_parameters_per_s=num_optimizer_parameters * 10**9 // max(1, times["optimizer"]),
-        compute_slowdown_under_communication=_lost(times, "compute"),
+        compute_slowdown_under_communication=round(_lost(times, "compute") * _busy_share(times, num_transfers), 4),
         communication_slowdown_under_compute=_lost(times, "transfers"),
     )
 
@@ -302,6 +314,14 @@ def _recompute_ns(times: dict[str, int], kind: str) -> int:
     forward_ns, backward_ns = times[f"forward {kind}"], times[f"backward {kind}"]
     longer_ns = times.get(f"{CHECKPOINTED}backward {kind}", 0) - backward_ns
     return longer_ns if longer_ns > forward_ns // 2 else forward_ns
+
+
+def _busy_share(times: dict[str, int], num_transfers: int) -> float:
+    """Of a step, that the link is busy. A plan's computation is stretched as a whole, and transfers are not always
+    beside it: what it loses beside them counts so much.
+    """
+    busy_ns = num_transfers * times.get("transfer", 0)
+    return busy_ns / max(1, busy_ns + times.get("compute alone", 0))
 
 
 def _lost(times: dict[str, int], name: str) -> float:
