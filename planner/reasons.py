@@ -68,9 +68,10 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
     step = predictions.breakdown
     notes = []
     if step.recompute_ns:
+        are_blocks = all(one.module.rpartition(".")[2].isdigit() for one in decisions.activations)
+        what = f"{len(decisions.activations)} {'blocks' if are_blocks else 'modules'}"
         notes.append(
-            f"{len(decisions.activations)} blocks are checkpointed; recomputing them takes "
-            f"{step.recompute_ns / step.total_ns:.1%} of the step"
+            f"{what} are checkpointed; recomputing them takes {step.recompute_ns / step.total_ns:.1%} of the step"
         )
     if decisions.mesh.replicate > 1:
         notes.append(
