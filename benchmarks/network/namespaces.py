@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 INTERFACE = "rank0"
 """Name of the interface in every rank's namespace."""
-SETTINGS = ("net.ipv4.tcp_congestion_control=cubic", "net.ipv4.tcp_wmem=4096 65536 262144")
+_SUBNET = "10.77.0"
+_SETTINGS = ("net.ipv4.tcp_congestion_control=cubic", "net.ipv4.tcp_wmem=4096 65536 262144")
 """The same congestion control wherever it runs: some probe for bandwidth, and their rate swings. And short queues:
 behind megabytes acknowledgements come so late that TCP sends things twice.
 """
-_SUBNET = "10.77.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _connect(name: str, switch: str, rank: int) -> None:
     _run("ip", "-n", name, "addr", "add", f"{_SUBNET}.{rank + 1}/24", "dev", INTERFACE)
     for interface in (INTERFACE, "lo"):
         _run("ip", "-n", name, "link", "set", interface, "up")
-    for setting in SETTINGS:
+    for setting in _SETTINGS:
         inside = ("ip", "netns", "exec", name, "sysctl", "-qw", setting)
         subprocess.run(inside, capture_output=True, check=False)
 

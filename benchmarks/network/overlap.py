@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from benchmarks.network.wire import Wire
 
@@ -66,15 +67,11 @@ class Transfers:
             parameter.grad = before
 
 
-class AsyncAllGather(AllGather):
+class AsyncAllGather(DefaultAllocMixin, AllGather):
     """Of any unit."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ANN401
-        """The buffer that is gathered into."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
