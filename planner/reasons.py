@@ -80,7 +80,8 @@ def _notes(decisions: Decisions, predictions: Predictions) -> list[str]:
         )
     for mesh in decisions.meshes[1:]:
         num = sum(unit.mesh == mesh for unit in decisions.units)
-        notes.append(f"{num} units are sharded over {mesh.shard} ranks and replicated {mesh.replicate} times")
+        units = "1 unit is" if num == 1 else f"{num} units are"
+        notes.append(f"{units} sharded over {mesh.shard} ranks and replicated {mesh.replicate} times")
     return notes
 
 

@@ -26,6 +26,7 @@ router = page_router()
 
 SNIPPET = """\
 # curl -H "Authorization: Bearer $SHARDWRIGHT_API_KEY" {url}/v1/plans/{plan_id} -o plan.json
+import torch
 from runtime_client.apply import apply_plan
 from runtime_client.client import load_plan
 
