@@ -258,7 +258,7 @@ def profile_of(
         point: (micro-batch, sequence).
         num_ranks: of the collectives.
         num_optimizer_parameters: that one step of the optimizer was timed with.
-        num_transfers: of units, in a step that gathers each once and reduces it.
+        num_transfers: of units, in a step as FSDP2 takes it by default, which gathers each twice and reduces it.
         is_stock: with gloo's own collectives.
     """
     micro_batch, sequence = point

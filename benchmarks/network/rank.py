@@ -301,7 +301,7 @@ class Profiler:
             point=(spec.micro_batch, spec.sequence),
             num_ranks=self._ranks.world,
             num_optimizer_parameters=self._sharded.num_parameters,
-            num_transfers=2 * spec.num_blocks,
+            num_transfers=3 * spec.num_blocks,
             is_stock=is_stock,
         )
 
