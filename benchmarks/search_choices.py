@@ -1,12 +1,21 @@
 """Requests narrowed until all of their plans can be looked at, and what a plan made of a fixed choice."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 from random import Random
 
 from benchmarks.search_checks import any_member, listed_regions
 from planner.program.choices import Decision
-from planner.schema import Decisions, FixedChoice, OptimizerGroup, PlanRequest, StateTier, UnitPlan
+from planner.schema import (
+    Decisions,
+    FixedChoice,
+    InconsistentRequest,
+    OptimizerGroup,
+    PlanRequest,
+    StateTier,
+    UnitPlan,
+)
 from planner.space.candidate import ACTIVATION_OFFLOADS, Candidate, Setting, candidates, possible_micro_batches
 from planner.space.knobs import open_knobs
 from planner.space.offload import Moved, knob_of
@@ -64,7 +73,10 @@ def _first_choices(request: PlanRequest, rng: Random) -> dict[str, Value]:
         drawn |= {"mesh.shard": one.mesh.shard, "mesh.large_units.shard": one.large_mesh.shard}
     known = {choice.knob for choice in request.fixed}
     kept = {knob: value for knob, value in drawn.items() if knob not in known and rng.random() < 0.8}
-    return kept if listed_regions(_with_fixed(request, kept)) else {}
+    with suppress(InconsistentRequest):  # a root without parameters is no unit that could be offloaded
+        if listed_regions(_with_fixed(request, kept)):
+            return kept
+    return {}
 
 
 def _with_fixed(request: PlanRequest, choices: dict[str, Value]) -> PlanRequest:
@@ -109,7 +121,7 @@ def _global_choices(region: Region, setting: Setting, own: OptimizerGroup) -> di
         "micro_batch": candidate.training.micro_batch,
         "reduce_dtype": str(candidate.training.reduce_dtype),
         "optimizer_implementation": candidate.training.optimizer_implementation or own.implementation,
-        "forward_prefetch": setting.forward_prefetch,
+        "forward_prefetch": setting.forward_choice,
         "backward_prefetch": setting.backward_prefetch,
         "reduce_scatter_max_input_buffers": setting.reduce_buffers,
         "separate_reduce_scatter_group": setting.separate_group,

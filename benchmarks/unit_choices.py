@@ -1,8 +1,9 @@
-"""What prefetch depths of single units could gain, where the search has one depth for all of them.
+"""What prefetch depths of single units could gain over those that the search tries.
 
-Small random requests are narrowed until a few plans are left. Of each, every combination of forward depths (0 to
-2) of its units, and every combination of backward depths (0, 2), is predicted, within budgets between the least and
-the most that any needs. Compared are the best with one depth and the best of all. Run from the repository:
+It tries one depth for all units and, in forward, depths as deep as gathers fit a limit. Small random requests are
+narrowed until a few plans are left. Of each, every combination of forward depths (0 to 2) of its units, and every
+combination of backward depths (0, 2), is predicted, within budgets between the least and the most that any needs.
+Compared are the best that the search tries and the best of all. Run from the repository:
 `python -m benchmarks.unit_choices`.
 """
 
@@ -16,11 +17,13 @@ from random import Random
 from benchmarks.search_checks import Outcomes, all_regions, assignments
 from benchmarks.search_choices import narrowed
 from benchmarks.search_requests import random_request
+from planner.program.step import PrefetchTargets
 from planner.program.units import ROOT, Partition
 from planner.schema import Decisions, PlanRequest, ShardwrightError
-from planner.space.candidate import BACKWARD_DEPTHS, FORWARD_DEPTHS, Candidate
-from planner.space.knobs import prefetch_targets
+from planner.space.candidate import fitted_prefetch
+from planner.space.knobs import names_of
 from planner.space.opened import OpenCandidate
+from planner.space.prefetch import BACKWARD_DEPTHS, FORWARD_DEPTHS, prefetch_targets
 
 MAX_PLANS, MAX_UNITS = 8, 5
 KINDS = ("forward", "backward")
@@ -34,25 +37,28 @@ class Costed:
 
     step_ns: int
     needed_bytes: int
-    is_alike: bool
+    is_tried: bool
     """It is in the space of the search."""
 
 
-def variants(kind: str, decisions: Decisions, candidate: Candidate) -> Iterator[tuple[Decisions, bool]]:
-    """A plan with other prefetch lists; and whether all units have the same depth."""
-    parts = candidate.partition
+def variants(kind: str, decisions: Decisions, item: OpenCandidate) -> Iterator[tuple[Decisions, bool]]:
+    """A plan with other prefetch lists; and whether the search tries these."""
+    parts = item.candidate.partition
     units = range(len(parts.units))
     depths = FORWARD_DEPTHS if kind == "forward" else BACKWARD_DEPTHS
-    lists = {depth: _lists(parts, depth, ahead=kind == "forward") for depth in depths}
+    targets = {depth: prefetch_targets(parts, depth, ahead=kind == "forward") for depth in depths}
+    lists = {depth: _lists(parts, own) for depth, own in targets.items()}
+    tried = list(lists.values())
+    if kind == "forward":
+        fitted = fitted_prefetch(item.candidate, item.inputs.sizes, item.costs)
+        tried += [_lists(parts, fitted.targets(limit)) for limit in fitted.limits()]
     for chosen in product(depths, repeat=len(units)):
         found = {unit: {f"{kind}_prefetch": lists[depth][unit]} for unit, depth in enumerate(chosen)}
-        names = [found[unit][f"{kind}_prefetch"] for unit in units]
-        yield _with(decisions, found), any(names == lists[depth] for depth in depths)
+        yield _with(decisions, found), [found[unit][f"{kind}_prefetch"] for unit in units] in tried
 
 
-def _lists(parts: Partition, depth: int, *, ahead: bool) -> list[tuple[str, ...]]:
-    targets = prefetch_targets(parts, depth, ahead=ahead) or ((),) * len(parts.units)
-    return [tuple(parts.units[target].modules[0] for target in own) for own in targets]
+def _lists(parts: Partition, targets: PrefetchTargets) -> list[tuple[str, ...]]:
+    return [names_of(parts, targets, unit) for unit in range(len(parts.units))]
 
 
 def _with(decisions: Decisions, changes: dict[int, dict[str, object]]) -> Decisions:
@@ -75,26 +81,26 @@ def costed(kind: str, request: PlanRequest, found: Sequence[tuple[OpenCandidate,
     """Every variant of every plan that the host holds."""
     outcomes, known = Outcomes(request), []
     for item, decisions in found:
-        for variant, is_alike in variants(kind, decisions, item.candidate):
+        for variant, is_tried in variants(kind, decisions, item):
             try:
                 one = outcomes.of(variant)
             except ShardwrightError:
                 continue
             if one.fits_host:
-                known.append(Costed(step_ns=one.step_ns, needed_bytes=one.reserved_bytes, is_alike=is_alike))
+                known.append(Costed(step_ns=one.step_ns, needed_bytes=one.reserved_bytes, is_tried=is_tried))
     return known
 
 
 def losses(known: Sequence[Costed]) -> Iterator[float]:
-    """For each budget by how much the best of all units alike is slower than the best of all."""
-    alike = [one for one in known if one.is_alike]
-    if not alike:
+    """For each budget by how much the best that the search tries is slower than the best of all."""
+    tried = [one for one in known if one.is_tried]
+    if not tried:
         return
-    least, most = min(one.needed_bytes for one in alike), max(one.needed_bytes for one in alike)
+    least, most = min(one.needed_bytes for one in tried), max(one.needed_bytes for one in tried)
     for share in SHARES:
         budget = least + int(share * (most - least))
         best = min(one.step_ns for one in known if one.needed_bytes <= budget)
-        yield min(one.step_ns for one in alike if one.needed_bytes <= budget) / best - 1
+        yield min(one.step_ns for one in tried if one.needed_bytes <= budget) / best - 1
 
 
 def main() -> int:

@@ -41,11 +41,8 @@ class Frontier:
             node.forget()
 
     def pop(self) -> Node | None:
-        """The open node with the lowest bound; when none is queued, families are."""
-        while self._queue or self.families:
-            if not self._queue:
-                self.push_families()
-                continue
+        """The open node with the lowest bound."""
+        while self._queue:
             _, _, node = heappop(self._queue)
             if self.is_open(node):
                 return node
@@ -76,7 +73,7 @@ class Frontier:
         """The settings of a relaxed node as nodes of their own, first those that take the least time."""
         node.is_split = True
         node.forget()
-        settings = sorted(node.settings, key=lambda one: (one.forward_prefetch, one.reduce_buffers), reverse=True)
+        settings = sorted(node.settings, key=lambda one: (one.reach, one.reduce_buffers), reverse=True)
         children = [Node(region=node.region, settings=(one,), lower_bound=node.lower_bound) for one in settings]
         self.nodes.extend(children)
         return children

@@ -142,7 +142,7 @@ def _changes(chosen: Setting, other: Setting) -> str:
         f"{depth} ahead" if depth else "implicit" for depth in (other.forward_prefetch, other.backward_prefetch)
     )
     parts = {
-        f"forward prefetch {forward}": other.forward_prefetch != chosen.forward_prefetch,
+        f"forward prefetch {forward}{other.within}": other.reach != chosen.reach,
         f"backward prefetch {backward}": other.backward_prefetch != chosen.backward_prefetch,
         f"reduce buffers: {other.reduce_buffers}": other.reduce_buffers != chosen.reduce_buffers,
         f"{'own' if other.separate_group else 'no own'} communicator for reduces": other.separate_group

@@ -31,6 +31,10 @@ EFFORT_PER_STEP = 2e-5
 """Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
 EFFORT_PER_PART = 2e-3
 """Deterministic seconds that splitting a family counts."""
+MAX_FAMILIES = 3
+"""Families of which the smallest sets are looked at before they are split."""
+MAX_SETS = 4
+"""Of each, so many sets after the best of them."""
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
 
@@ -157,9 +161,12 @@ class _Search:
     def _run(self) -> None:
         while not (self.struck or self.interrupted or (self.only_first and self.incumbent.item)):
             node = self.frontier.pop()
-            if node is None:
+            if node is not None:
+                self._step(node)
+            elif self.frontier.families:
+                self._open_families()
+            else:
                 return
-            self._step(node)
 
     def _open(self, *, on_host: bool) -> None:
         """All regions; the first that fits gives a plan at once, before the others are even costed."""
@@ -205,7 +212,7 @@ class _Search:
         elif self.incumbent.item is not None and self.spent >= limit.deterministic_time:
             self.frontier.clear()
             return
-        elif node.region.is_family and (node.stage or self.goal.aim is Aim.MAKESPAN):
+        elif node.region.is_family and node.stage == self._num_family_bounds(node):
             self.spent += EFFORT_PER_PART
             self.frontier.part(node)
             self._tell()
@@ -237,7 +244,7 @@ class _Search:
         elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent.value, node):
             return
         elif self.frontier.families and node.stage > 2:
-            self.frontier.push_families()  # there is a good plan; what bounds it is sets that were not looked at
+            self._open_families()  # there is a good plan; what bounds it is sets that were not looked at
             self.frontier.push(node)
             return
         elif self._polish():
@@ -251,6 +258,39 @@ class _Search:
             self._prove(node)
         node.stage += 1
         self.frontier.push(node)
+
+    def _open_families(self) -> None:
+        """Sets with as few units off the device as may fit are looked at first, where these may be fastest."""
+        if self.goal.aim is Aim.MAKESPAN:
+            self._report("looking for the fewest units off the device")
+            first = {
+                number: next(family.region.least_off(), None)
+                for number, family in enumerate(self.frontier.families)
+                if self.frontier.is_open(family)
+            }
+            self.spent += EFFORT_PER_PART * len(first)
+            floors = {number: one.floor for number, one in first.items() if one and one.floor is not None}
+            for number in sorted(floors, key=lambda number: floors[number])[:MAX_FAMILIES]:
+                self._look_at_least_off(self.frontier.families[number])
+        self.frontier.push_families()
+
+    def _look_at_least_off(self, family: Node) -> None:
+        """One unit more each time, as long as that helps."""
+        best, since = self.incumbent.value, 0
+        for region in family.region.least_off():
+            node = Node.of(region)
+            if node is None or not (self.frontier.is_new(node) and self.frontier.may_improve(node)):
+                continue
+            self.frontier.add(node)
+            self._report(f"looking at {region.label}")
+            self._relax(node)
+            node.stage += 1
+            if self.frontier.is_open(node):
+                self._polish()
+                self._dive(node)
+            best, since = self.incumbent.value, since + 1 if self.incumbent.value == best else 0
+            if since == MAX_SETS:
+                return
 
     def _polish(self) -> bool:
         """Whether local search from the best plan is new: it costs less than further bounds, and may spare them."""
@@ -290,7 +330,7 @@ class _Search:
             if not is_found:
                 self._relax(child)
                 child.stage += 1
-                is_found = self._is_near(child.lower_bound, node)
+                is_found = not child.is_empty and self._is_near(child.lower_bound, node)
             self.frontier.push(child)
 
     def _relax(self, node: Node) -> None:
@@ -372,11 +412,19 @@ class _Search:
         )
         self.incumbent.offer(opened)
 
+    def _num_family_bounds(self, node: Node) -> int:
+        """How often a family is bounded by relaxations, where floors leave too many sets: of memory once; of time
+        where its sets are nearly alike, by classes and by longest paths.
+        """
+        if self.goal.aim is not Aim.MAKESPAN:
+            return 1
+        return 2 if node.region.is_narrow else 0
+
     def _bound_family(self, node: Node) -> None:
-        """The class relaxation of least memory, where floors leave too many sets."""
         item = node.item()
         self._count(item)
-        item.heuristic.guide(gap=self.request.search.gap / 4, enough=self._enough(item))
+        bound = item.heuristic.sharpen if node.stage else item.heuristic.guide
+        bound(gap=self.request.search.gap / 4, enough=self._enough(item))
         self._learn(node, item.heuristic.lower_bound)
         node.is_empty = item.heuristic.is_infeasible
 

@@ -71,7 +71,7 @@ def _measure(given: argparse.Namespace) -> None:
                 description=description.to_json(),
                 variants=(VARIANTS[chosen],),
                 rounds=given.rounds,
-                profile_rounds=max(1, given.rounds // 2),
+                profile_rounds=max(4, given.rounds),
             )
             try:
                 found = run(job, given.ranks, nice=given.nice)

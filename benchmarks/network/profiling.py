@@ -32,6 +32,8 @@ from runtime_client.describe.example import Inputs
 
 SIZES_BYTES = tuple(2**exponent for exponent in range(17, 26))
 """Full buffers of collectives."""
+_MEDIAN_OF = ("all_gather", "reduce_scatter", "transfer", "alone", "beside")
+"""Names, or parts of them."""
 CHECKPOINTED = "checkpointed "
 """Begins the names of what is timed with all blocks checkpointed."""
 _COPY_BYTES = 4 * 2**20
@@ -43,7 +45,8 @@ _TIMES_AS_LONG = 1.3
 class Samples:
     """Nanoseconds by what was timed.
 
-    A step is a sum of many of them, and so is its mean: means are taken, of all but the longest 5 %.
+    A step is a sum of many calls, and so is its mean: of calls the mean is taken, of all but the longest 5 %. Of
+    transfers there are few samples, of which one that waited for the other rank may be half as long again: medians.
     """
 
     by_name: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -65,11 +68,11 @@ class Samples:
                 self.by_name[name] += durations
 
     def slowest(self) -> dict[str, int]:
-        """The mean of each name on the rank where it is longest; every rank calls it alike."""
+        """What each name takes on the rank where it is longest; every rank calls it alike."""
         names = sorted(self.by_name)
-        means = torch.tensor([_mean(self.by_name[name]) for name in names], dtype=torch.float64)
-        dist.all_reduce(means, dist.ReduceOp.MAX)
-        return {name: round(value) for name, value in zip(names, means.tolist(), strict=True)}
+        times = torch.tensor([_typical(name, self.by_name[name]) for name in names], dtype=torch.float64)
+        dist.all_reduce(times, dist.ReduceOp.MAX)
+        return {name: round(value) for name, value in zip(names, times.tolist(), strict=True)}
 
     def spread(self, name: str) -> float:
         """(p90 - p10) / median of one name on this rank."""
@@ -82,7 +85,9 @@ Part = Callable[[Samples], None]
 """Adds one sample of each of its names."""
 
 
-def _mean(samples: Sequence[int]) -> float:
+def _typical(name: str, samples: Sequence[int]) -> float:
+    if any(word in name for word in _MEDIAN_OF):
+        return median(samples)
     ordered = sorted(samples)
     return fmean(ordered[: max(1, round(0.95 * len(ordered)))])
 

@@ -6,12 +6,15 @@ from itertools import product
 from typing import TypeVar, cast
 
 from planner.costs import CostModel
+from planner.program.sizes import UnitBytes
+from planner.program.step import PrefetchTargets
 from planner.program.units import Partition
 from planner.schema import (
     CallRole,
     ClientFeature,
     DType,
     GradientSync,
+    HostRuns,
     InconsistentRequest,
     MatrixOwner,
     MeshPlan,
@@ -19,6 +22,7 @@ from planner.schema import (
     StateTier,
     Workload,
 )
+from planner.schema.base import MAX_INTEGER
 from planner.schema.workload import OptimizerImplementation
 from planner.space.aliases import NO_ALIASES, alias_choices, aliasable
 from planner.space.fixed import allowed, allowed_values, allows
@@ -27,11 +31,16 @@ from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
 from planner.space.offload import ON_DEVICE, Moved, Offload, may_stay, offloads
 from planner.space.owners import NO_OWNERS, MuonOwners
+from planner.space.prefetch import (
+    BACKWARD_DEPTHS,
+    DEEPEST,
+    FORWARD_DEPTHS,
+    FittedPrefetch,
+    GatherLimit,
+    prefetch_targets,
+)
 
 Value = TypeVar("Value")
-FORWARD_DEPTHS = (0, 1, 2)
-BACKWARD_DEPTHS = (0, 2)
-"""Depths of explicit prefetch; 0 is what FSDP2 does by itself, which in backward is a depth of 1."""
 REDUCE_BUFFERS = (1, 2, 3)
 ACTIVATION_OFFLOADS = (0, 4, 2, 1)
 """One block of how many offloads its activations; 0 for none."""
@@ -42,13 +51,31 @@ class Setting:
     """Knobs of the runtime that hold for all units."""
 
     forward_prefetch: int = 0
+    gather_limit: GatherLimit | None = None
+    """Forward prefetch is as deep as gathers fit this."""
     backward_prefetch: int = 0
     reduce_buffers: int = 1
     separate_group: bool = False
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """With a larger one no unit is gathered later in forward."""
+        return self.forward_prefetch, self.gather_limit.size_bytes if self.gather_limit else MAX_INTEGER
+
+    @property
+    def forward_choice(self) -> int | str:
+        """What a fixed choice calls its forward prefetch."""
+        return f"fitted:{self.gather_limit.number}" if self.gather_limit else self.forward_prefetch
+
+    @property
+    def within(self) -> str:
+        """The limit of gathers for people, after a depth."""
+        limit = self.gather_limit
+        return f" where gathers fit {limit.size_bytes / 2**30:.2f} GiB" if limit else ""
+
     def __str__(self) -> str:
         named = {
-            "prefetch": f"{self.forward_prefetch} and {self.backward_prefetch} ahead"
+            "prefetch": f"{self.forward_prefetch} and {self.backward_prefetch} ahead{self.within}"
             if self.forward_prefetch or self.backward_prefetch
             else "",
             "buffers": f"{self.reduce_buffers} reduce buffers" if self.reduce_buffers > 1 else "",
@@ -362,7 +389,24 @@ def _sums_take_zeros(workload: Workload, training: Training) -> bool:
     return not workload.conditional or training.reduce_dtype in types
 
 
-def settings(request: PlanRequest, candidate: Candidate, costs: CostModel) -> list[Setting]:
+def fitted_prefetch(candidate: Candidate, sizes: Sequence[UnitBytes], costs: CostModel) -> FittedPrefetch:
+    """Forward prefetch of a global choice, as deep as gathers fit."""
+    keeps_last = costs.host_runs is not HostRuns.KERNELS
+    return FittedPrefetch(candidate.partition, sizes, candidate.meshes, keeps_last=keeps_last)
+
+
+def forward_targets(
+    candidate: Candidate, setting: Setting, sizes: Sequence[UnitBytes], costs: CostModel
+) -> PrefetchTargets:
+    """What each unit prefetches in forward under a setting."""
+    if setting.gather_limit:
+        return fitted_prefetch(candidate, sizes, costs).targets(setting.gather_limit)
+    return prefetch_targets(candidate.partition, setting.forward_prefetch, ahead=True)
+
+
+def settings(
+    request: PlanRequest, candidate: Candidate, sizes: Sequence[UnitBytes], costs: CostModel
+) -> list[Setting]:
     """Every setting that can matter under a global choice, FSDP2's default first where it is allowed.
 
     Raises:
@@ -373,14 +417,26 @@ def settings(request: PlanRequest, candidate: Candidate, costs: CostModel) -> li
     prefetches = deepest if shards and allows(request, ClientFeature.PREFETCH) else 0
     buffers = shards and allows(request, ClientFeature.REDUCE_SCATTER_BUFFERS)
     separate = costs.concurrent_collectives and allows(request, ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP)
+    forward = {one.forward_choice: one for one in _forward_settings(candidate, sizes, costs, deepest=prefetches)}
 
     def left(knob: str, values: Iterable[Value]) -> tuple[Value, ...]:
         return cast(tuple[Value, ...], allowed_values(request, knob, tuple(values)))
 
     return [
-        Setting(forward_prefetch=ahead, backward_prefetch=back, reduce_buffers=num, separate_group=group)
+        replace(forward[choice], backward_prefetch=back, reduce_buffers=num, separate_group=group)
         for back in left("backward_prefetch", (d for d in BACKWARD_DEPTHS if d <= prefetches))
-        for ahead in left("forward_prefetch", (d for d in FORWARD_DEPTHS if d <= prefetches))
+        for choice in left("forward_prefetch", forward)
         for num in left("reduce_scatter_max_input_buffers", REDUCE_BUFFERS if buffers else (1,))
         for group in left("separate_reduce_scatter_group", (False, True) if separate and shards else (False,))
     ]
+
+
+def _forward_settings(
+    candidate: Candidate, sizes: Sequence[UnitBytes], costs: CostModel, *, deepest: int
+) -> list[Setting]:
+    """By their reach."""
+    found = [Setting(forward_prefetch=depth) for depth in FORWARD_DEPTHS if depth <= deepest]
+    if deepest >= DEEPEST:
+        limits = fitted_prefetch(candidate, sizes, costs).limits()
+        found += [Setting(forward_prefetch=DEEPEST, gather_limit=limit) for limit in limits]
+    return sorted(found, key=lambda one: one.reach)

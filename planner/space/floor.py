@@ -36,8 +36,8 @@ from planner.costs.mesh import MeshCosts
 from planner.program.inputs import micro_batches
 from planner.program.step import KEEP, TO_HOST, Activation, Knobs, Resharding, StepInputs
 from planner.program.units import ROOT
-from planner.space.candidate import BACKWARD_DEPTHS
 from planner.space.mixture import WEIGHTS, Alike, Mixture, Option
+from planner.space.prefetch import BACKWARD_DEPTHS
 from planner.space.reductions import (
     Reduction,
     gradient_copies_ns,

@@ -20,9 +20,10 @@ from planner.schema import (
     UnitPlan,
 )
 from planner.schema.module_paths import modules_above
-from planner.space.candidate import Candidate, num_micro_batches
+from planner.space.candidate import Candidate, forward_targets, num_micro_batches
 from planner.space.fixed import allowed_values, allows
 from planner.space.offload import Moved, knob_of
+from planner.space.prefetch import prefetch_targets
 from solver.schedule.problem import Assignment
 
 Value = TypeVar("Value")
@@ -78,7 +79,7 @@ def open_knobs(
             meshes=meshes,
             reshard=tuple(reshard),
             activation=activation,
-            forward_prefetch=Choice.fixed(prefetch_targets(parts, setting.forward_prefetch, ahead=True)),
+            forward_prefetch=Choice.fixed(forward_targets(candidate, setting, sizes, costs)),
             backward_prefetch=Choice.fixed(prefetch_targets(parts, setting.backward_prefetch, ahead=False)),
             reshard_after_backward=tuple(
                 not (candidate.keeps_gathered and unit in with_backward) for unit in range(len(parts.units))
@@ -158,25 +159,6 @@ def _checkpointable(parts: Partition) -> list[int]:
     ]
 
 
-def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:
-    """Per unit, the next `depth` units in the order of the pass; nothing at depth 0 (FSDP2's default).
-
-    Units whose output requires no grad have no backward, so nothing gathers them there. The root has no list in
-    backward: where it returns more than one tensor its hook runs again in the middle, and a list would gather units
-    that are done.
-    """
-    if not depth:
-        return ()
-    order = [run.unit for run in parts.passes if ahead or parts.has_backward(run)]
-    if not ahead:
-        order.reverse()
-    lists: list[tuple[int, ...]] = [()] * len(parts.units)
-    lists[ROOT] = tuple(order[:depth]) if ahead else ()
-    for position, unit in enumerate(order):
-        lists[unit] = tuple(order[position + 1 : position + 1 + depth])
-    return tuple(lists)
-
-
 def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assignment: Assignment) -> Decisions:
     """Write an assignment in the words of the contract."""
 
@@ -196,8 +178,8 @@ def decisions_of(request: PlanRequest, candidate: Candidate, knobs: Knobs, assig
                 mesh=None if knobs.meshes[number] == candidate.mesh else knobs.meshes[number],
                 reshard_after_forward=None if number == ROOT else value(knobs.reshard[number]),
                 reshard_after_backward=knobs.reshard_after_backward[number],
-                forward_prefetch=_names(parts, forward, number),
-                backward_prefetch=_names(parts, backward, number),
+                forward_prefetch=names_of(parts, forward, number),
+                backward_prefetch=names_of(parts, backward, number),
                 parameter_tier=StateTier.HOST if knobs.is_on_host(number) else StateTier.DEVICE,
                 optimizer_tier=StateTier.HOST if knobs.is_on_host(number) else knobs.optimizer_tier(number),
                 layouts=tuple(layout.name for layout in parts.layouts.get(number, ())),
@@ -237,5 +219,6 @@ def _bottom_up(parts: Partition) -> list[int]:
     return [*range(1, len(parts.units)), ROOT]
 
 
-def _names(parts: Partition, targets: PrefetchTargets, unit: int) -> tuple[str, ...]:
+def names_of(parts: Partition, targets: PrefetchTargets, unit: int) -> tuple[str, ...]:
+    """What a unit prefetches, by the first modules of these units."""
     return tuple(parts.units[target].modules[0] for target in targets[unit]) if targets else ()

@@ -17,6 +17,10 @@ from planner.space.fixed import allowed
 
 MAX_EACH = 5
 """So many units are each decided on their own, in every combination."""
+NARROW = 16
+"""Families whose sets differ in less than one part of so many of the parameters are nearly alike."""
+FEW_SETS = 3
+"""So many are looked at one by one."""
 SHARES = (8, 6, 4, 2, 1)
 """Eighths of each class, of which a family gives a plan to begin with."""
 
@@ -81,6 +85,13 @@ class Offload:
         return all(low == high for low, high in self.counts)
 
     @property
+    def is_narrow(self) -> bool:
+        """It has more than a few sets, and these are nearly alike."""
+        pairs = list(zip(self.classes, self.counts, strict=True))
+        open_ = sum(one.weight * (high - low) for one, (low, high) in pairs)
+        return self.num_sets > FEW_SETS and open_ * NARROW < sum(one.weight * len(one.order) for one, _ in pairs)
+
+    @property
     def num_sets(self) -> int:
         """Sets that have any unit."""
         return prod(high - low + 1 for low, high in self.counts) - (not self.least)
@@ -98,6 +109,21 @@ class Offload:
             half = replace(self, counts=(*self.counts[:widest], bounds, *self.counts[widest + 1 :]))
             if half.most:
                 yield half
+
+    @property
+    def num_even(self) -> int:
+        """Units that are open in the largest class."""
+        return max(high - low for low, high in self.counts)
+
+    def evenly(self, num: int) -> "Offload":
+        """One set, with so many of the open units of the largest class, and as large a share of the others; of
+        classes with a single unit none that need not be in it.
+        """
+        counts = [
+            low if len(one.order) == 1 else low + (high - low) * num // self.num_even
+            for one, (low, high) in zip(self.classes, self.counts, strict=True)
+        ]
+        return replace(self, counts=tuple((count, count) for count in counts))
 
     def samples(self) -> Iterator["Offload"]:
         """Single sets of it, those that free most first: all where they are few, else shares of the larger classes,

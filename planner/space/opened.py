@@ -1,7 +1,8 @@
 """A global choice opened for the solver, and a relaxed problem that bounds it under all settings at once.
 
 [Note: settings]
-How far ahead forward gathers are issued, and how many reduce-scatter inputs may wait, are enumerated. Earlier
+How far ahead forward gathers are issued (the Note of `planner.space.prefetch`), and how many reduce-scatter inputs
+may wait, are enumerated. Earlier
 gathers never delay anything in forward (nothing else uses the shard link there), and more inputs in flight never
 delay anything either; both only take more memory. So the times of the deepest prefetch, its gathers costing the CPU
 nothing, and of the most inputs, together with the memory of the implicit prefetch and of one input, bound all of
@@ -21,7 +22,7 @@ from planner.program.build import build_program
 from planner.program.choices import Choice, Decision
 from planner.program.events import Allocate, Operation, OperationKind, Program
 from planner.program.inputs import micro_batches, step_inputs
-from planner.program.step import Knobs, StepInputs
+from planner.program.step import Knobs, PrefetchTargets, StepInputs
 from planner.schema import (
     Decisions,
     Objective,
@@ -29,9 +30,9 @@ from planner.schema import (
 )
 from planner.schema.base import MAX_INTEGER
 from planner.simulate.host import Change, HostMemory, host_changes, offloaded_activations
-from planner.space.candidate import Candidate, Setting, num_micro_batches
+from planner.space.candidate import Candidate, Setting, forward_targets, num_micro_batches
 from planner.space.floor import floor_bytes, floor_ns
-from planner.space.knobs import decisions_of, open_knobs, prefetch_targets
+from planner.space.knobs import decisions_of, open_knobs
 from planner.space.offload import Offload
 from planner.space.problem import Runs, problem_of
 from planner.space.sharding import Sharding
@@ -216,20 +217,17 @@ class Opening:
         if len(members) == 1 and candidate.offload.is_one:
             return self.open(candidate.with_setting(members[0]))
         knobs, decisions = self._knobs(candidate.with_setting(members[0]))
-        deepest = max(setting.forward_prefetch for setting in members)
+        deepest, shallowest = (pick(members, key=lambda setting: setting.reach) for pick in (max, min))
         most = max(setting.reduce_buffers for setting in members)
-        parts = candidate.partition
         fast = replace(
             knobs,
-            forward_prefetch=Choice.fixed(prefetch_targets(parts, deepest, ahead=True)),
+            forward_prefetch=self._forward(candidate, deepest),
             reduce_scatter_max_input_buffers=most,
             on_host=self._certain(candidate, knobs),
         )
         lean = replace(
             knobs,
-            forward_prefetch=Choice.fixed(
-                prefetch_targets(parts, min(setting.forward_prefetch for setting in members), ahead=True)
-            ),
+            forward_prefetch=self._forward(candidate, shallowest),
             reduce_scatter_max_input_buffers=min(setting.reduce_buffers for setting in members),
         )
         free = [(_with_free_gathers(program), num) for program, num in self._programs(fast)]
@@ -239,6 +237,9 @@ class Opening:
         times = self._problem(free, knobs, decisions, candidate)
         memory = self._problem(kept, knobs, decisions, candidate)
         return self._opened(candidate, knobs, decisions, combine(times, memory))
+
+    def _forward(self, candidate: Candidate, setting: Setting) -> Choice[PrefetchTargets]:
+        return Choice.fixed(forward_targets(candidate, setting, self.inputs.sizes, self.costs))
 
     def _certain(self, candidate: Candidate, knobs: Knobs) -> tuple[bool, ...]:
         """Per unit, whether it is in host memory in every set of a family."""

@@ -56,6 +56,11 @@ class Region:
         return not self.candidate.offload.is_one
 
     @property
+    def is_narrow(self) -> bool:
+        """Of a family: its sets are so nearly alike that a relaxation bounds them well."""
+        return self.candidate.offload.is_narrow
+
+    @property
     def key(self) -> object:
         """What tells it from all others of a search."""
         return id(self.opening), self.label, self.settings
@@ -77,6 +82,22 @@ class Region:
             yield self
         for offload in self.candidate.offload.samples() if self.is_family else ():
             yield from self._with(offload)
+
+    def least_off(self) -> Iterator["Region"]:
+        """Of a family: single sets, from the fewest units that floors leave room for to all of a class."""
+        family = self.candidate.offload
+        low, high = 0, family.num_even
+        while low < high:
+            middle = (low + high) // 2
+            if self._has_room(family.evenly(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        for num in range(low, family.num_even + 1):
+            yield from self._with(family.evenly(num))
+
+    def _has_room(self, offload: Offload) -> bool:
+        return bool(offload.most) and all(region.floor is not None for region in self._with(offload))
 
     def _with(self, offload: Offload) -> Iterator["Region"]:
         candidate = self.candidate.with_offload(offload)
@@ -146,7 +167,7 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, on_host: bool = F
 
 def _regions_of(request: PlanRequest, candidate: Candidate, opening: Opening) -> Iterator[Region]:
     floors: dict[bool, int | None] = {}
-    for members in _groups(settings(request, candidate, opening.costs), candidate):
+    for members in _groups(settings(request, candidate, opening.inputs.sizes, opening.costs), candidate):
         separate = members[0].separate_group
         if separate not in floors:
             floors[separate] = opening.floor_ns(candidate.with_setting(Setting(separate_group=separate)))
@@ -159,9 +180,10 @@ def _regions_of(request: PlanRequest, candidate: Candidate, opening: Opening) ->
 
 
 def _groups(members: Sequence[Setting], candidate: Candidate) -> Iterator[tuple[Setting, ...]]:
-    """Settings that one relaxation bounds; of a family, which has floors only, those with one floor."""
+    """Settings that one relaxation bounds; of a family that has floors only, those with one floor."""
     groups: dict[tuple[int, bool], list[Setting]] = {}
+    is_relaxed = candidate.offload.is_one or candidate.offload.is_narrow
     for setting in members:
-        depth = setting.backward_prefetch if candidate.offload.is_one else 0
+        depth = setting.backward_prefetch if is_relaxed else 0
         groups.setdefault((depth, setting.separate_group), []).append(setting)
     yield from map(tuple, groups.values())

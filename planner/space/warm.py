@@ -7,8 +7,9 @@ from planner.program.known import KnownSizes
 from planner.program.step import KEEP, Activation
 from planner.program.units import partition
 from planner.schema import Decisions, MeshPlan, PlanRequest, StateTier
-from planner.space.candidate import Candidate, Setting, candidates, settings
+from planner.space.candidate import Candidate, Setting, candidates, forward_targets, settings
 from planner.space.fixed import NoValueLeft
+from planner.space.knobs import names_of
 from planner.space.layouts import Cut
 from planner.space.opened import Goal, OpenCandidate, Opening
 from planner.space.sharding import NoCostOnHost, Sharding
@@ -36,9 +37,7 @@ def opened_from(request: PlanRequest, goal: Goal, earlier: Decisions) -> OpenCan
     known = KnownSizes(training.workload.precision)
     opening = Opening(found, Sharding(training, partition(request.model, ()), found, known), goal)
     try:
-        allowed = settings(request, found, opening.costs)
-        setting = max(allowed, key=lambda one: _setting_likeness(one, _setting(earlier)))
-        opened = opening.open(found.with_setting(setting))
+        opened = opening.open(found.with_setting(_setting(request, opening, found, earlier)))
     except (NoValueLeft, NoCostOnHost):
         return None
     opened.heuristic.offer(_assignment(opened, earlier))
@@ -69,23 +68,23 @@ def _likeness(candidate: Candidate, earlier: Decisions, mesh: MeshPlan) -> tuple
     )
 
 
-def _setting(earlier: Decisions) -> Setting:
-    units = earlier.units
-    return Setting(
-        forward_prefetch=max(len(unit.forward_prefetch) for unit in units),
-        backward_prefetch=max(len(unit.backward_prefetch) for unit in units),
-        reduce_buffers=earlier.runtime.reduce_scatter_max_input_buffers,
-        separate_group=earlier.runtime.separate_reduce_scatter_group,
-    )
+def _setting(request: PlanRequest, opening: Opening, candidate: Candidate, earlier: Decisions) -> Setting:
+    """The setting that shares most with earlier decisions; the first of equals."""
+    parts, sizes, runtime = candidate.partition, opening.inputs.sizes, earlier.runtime
+    backward = max(len(unit.backward_prefetch) for unit in earlier.units)
+    planned = {unit.modules: unit.forward_prefetch for unit in earlier.units}
 
+    def likeness(one: Setting) -> tuple[int, ...]:
+        targets = forward_targets(candidate, one, sizes, opening.costs)
+        lists = [names_of(parts, targets, unit) for unit in range(len(parts.units))]
+        return (
+            one.separate_group == runtime.separate_reduce_scatter_group,
+            sum(planned.get(unit.modules) == names for unit, names in zip(parts.units, lists, strict=True)),
+            one.backward_prefetch == backward,
+            one.reduce_buffers == runtime.reduce_scatter_max_input_buffers,
+        )
 
-def _setting_likeness(one: Setting, wanted: Setting) -> tuple[bool, ...]:
-    return (
-        one.separate_group == wanted.separate_group,
-        one.forward_prefetch == wanted.forward_prefetch,
-        one.backward_prefetch == wanted.backward_prefetch,
-        one.reduce_buffers == wanted.reduce_buffers,
-    )
+    return max(settings(request, candidate, sizes, opening.costs), key=likeness)
 
 
 def _assignment(opened: OpenCandidate, earlier: Decisions) -> tuple[int, ...]:

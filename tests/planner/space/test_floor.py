@@ -12,7 +12,7 @@ from planner.schema import HostRuns, PlanRequest
 from planner.space.candidate import num_micro_batches
 from planner.space.fixed import NoValueLeft
 from planner.space.floor import floor_bytes, floor_ns
-from planner.space.regions import regions
+from planner.space.regions import Region, regions
 from planner.space.sharding import NoCostOnHost
 from solver.schedule.heuristic import Heuristic
 from tests.planner.factories import run_by_host
@@ -58,9 +58,7 @@ def test_no_plan_beats_the_floor_of_any_family_that_has_it(seed: int) -> None:
     with suppress(NoValueLeft, NoCostOnHost):
         families = [one for one in regions(request, on_host=True) if one.is_family]
         for region in rng.sample(families, min(REGIONS, len(families))):
-            path = [region]
-            while path[-1].is_family:
-                path.append(rng.choice(list(path[-1].parts())))
+            path = down(region, rng)
             item = path[-1].open(rng.choice(path[-1].settings))
             assignment = tuple(rng.randrange(num) for num in item.problem.num_values)
             found = item.heuristic.evaluate(assignment)
@@ -77,3 +75,33 @@ def test_no_plan_beats_the_floor_of_any_family_that_has_it(seed: int) -> None:
                 assert floor <= found.makespan, family.label
                 assert floor_bytes(*within) <= found.peak, family.label
                 assert opening.optimizer_ns <= item.optimizer_ns, family.label
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nor_its_relaxation(seed: int) -> None:
+    """Times of its smallest set with the memory of its largest, by classes and by longest paths."""
+    rng, request = Random(seed), random_request(seed)
+    with suppress(NoValueLeft, NoCostOnHost):
+        families = [one for one in regions(request, on_host=True) if one.is_family]
+        for region in rng.sample(families, min(REGIONS // 2, len(families))):
+            path = down(region, rng)
+            members = path[-1].settings
+            item = path[-1].open(rng.choice(members))
+            assignment = tuple(rng.randrange(num) for num in item.problem.num_values)
+            found = item.heuristic.evaluate(assignment)
+            for family in path[:-1]:
+                relaxed = family.opening.relaxed(family.candidate, members)
+                within = Heuristic(replace(relaxed.problem, budget=found.needed))
+                within.guide(gap=0.0)
+                assert within.lower_bound <= found.makespan, family.label
+                within.sharpen(gap=0.0)
+                assert not within.is_infeasible, family.label
+                assert within.lower_bound <= found.makespan, family.label
+
+
+def down(region: Region, rng: Random) -> list[Region]:
+    """A family, and what is drawn of its parts down to one set."""
+    path = [region]
+    while path[-1].is_family:
+        path.append(rng.choice(list(path[-1].parts())))
+    return path
