@@ -7,6 +7,7 @@ shows that it cannot improve the best plan by more than half of the accepted gap
 
 import gc
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from time import monotonic
 
 from planner.found import Found, OnBetter, OnProgress, Progress
@@ -186,13 +187,18 @@ class _Search:
             node = Node.of(region)
             if node is not None and region.is_family:
                 self.frontier.families.append(node)
-                for sample in region.samples():
+                for sample in islice(region.samples(), self._num_samples):
                     self._add(Node.of(sample))
             else:
                 self._add(node)
         for node in self.frontier.nodes[first:]:
             self.frontier.push(node)
         self.frontier.nodes += self.frontier.families
+
+    @property
+    def _num_samples(self) -> int | None:
+        """Of each family; None for all. The one that frees most needs least memory, however long it takes."""
+        return 1 if self.goal.aim is not Aim.MAKESPAN and self.goal.step_time_ns is None else None
 
     def _add(self, node: Node | None) -> None:
         """One more to look at, which is relaxed at once as long as there is no plan."""

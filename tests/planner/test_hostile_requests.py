@@ -279,7 +279,7 @@ REFUSED = {
     "a flag for a number": (
         [("fixed", [{"knob": "forward_prefetch", "value": True}])],
         "inconsistent_request",
-        "possible values: 0, 1, 2",
+        "possible values: 0, 1, fitted:0, 2",
     ),
     "a number without exact form": (
         [("fixed", [{"knob": "mesh.shard", "value": 2**60}])],
