@@ -36,6 +36,8 @@ MAX_FAMILIES = 3
 """Families of which the smallest sets are looked at before they are split."""
 MAX_SETS = 4
 """Of each, so many sets after the best of them."""
+MAX_SETTINGS = 3
+"""Of a region that is lower than all before, so many settings at the most are looked at before other regions."""
 FIRST_EFFORT = 0.5
 """Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
 
@@ -330,13 +332,16 @@ class _Search:
         return value is not None and node.lower_bound >= value * (1 - self.request.search.gap)
 
     def _dive(self, node: Node) -> None:
-        """Look at settings up to the first that may be nearly as good as all of them: others are measured by it."""
-        is_found = False
+        """Look at settings up to the first that may be nearly as good as all of them, or a few that fit: others are
+        measured by what is found.
+        """
+        left = MAX_SETTINGS
         for child in self.frontier.split(node):
-            if not is_found:
+            if left:
                 self._relax(child)
                 child.stage += 1
-                is_found = not child.is_empty and self._is_near(child.lower_bound, node)
+                left -= not child.is_empty
+                left = 0 if self._is_near(child.lower_bound, node) and not child.is_empty else left
             self.frontier.push(child)
 
     def _relax(self, node: Node) -> None:

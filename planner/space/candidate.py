@@ -422,10 +422,13 @@ def settings(
     def left(knob: str, values: Iterable[Value]) -> tuple[Value, ...]:
         return cast(tuple[Value, ...], allowed_values(request, knob, tuple(values)))
 
+    choices = left("forward_prefetch", forward)
+    if any(one.gather_limit and one.gather_limit.is_least for one in map(forward.__getitem__, choices)):
+        choices = tuple(choice for choice in choices if choice != 1)  # takes as much, and is no faster
     return [
         replace(forward[choice], backward_prefetch=back, reduce_buffers=num, separate_group=group)
         for back in left("backward_prefetch", (d for d in BACKWARD_DEPTHS if d <= prefetches))
-        for choice in left("forward_prefetch", forward)
+        for choice in choices
         for num in left("reduce_scatter_max_input_buffers", REDUCE_BUFFERS if buffers else (1,))
         for group in left("separate_reduce_scatter_group", (False, True) if separate and shards else (False,))
     ]

@@ -9,16 +9,16 @@ memory. When unit k issues the gather of unit m, the pool of gathers holds those
 with A the gathers' buffers and C what is cast for one; A_k is gone where the CPU computes itself. Of all lists with
 which that never exceeds a limit the longest are the fastest, so that one number stands for the depths of all units.
 Without a list, and with lists of one unit, the pool holds max over k of A_k + A_(k+1) + C_(k+1), or what the root's
-gather takes, and that is the least limit; larger ones are sums of three buffers. Units of one size are treated
-alike. The sums do not count copies of shards that come from the host, nor the buffers that gathers in place leave
-behind: there a limit is only a guess, and what memory a plan takes is counted by its program anyway.
+gather takes, and that is the least limit; larger ones are sums of three buffers. Of these the smallest and the
+largest are tried. Units of one size are treated alike. The sums do not count copies of shards that come from the
+host, nor the buffers that gathers in place leave behind: there a limit is only a guess, and what memory a plan
+takes is counted by its program anyway.
 
 In backward a deeper prefetch competes with reduce-scatters and can be slower: there all units have one depth.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import starmap
 
 from planner.program.sizes import UnitBytes
 from planner.program.step import PrefetchTargets
@@ -29,8 +29,6 @@ FORWARD_DEPTHS = (0, 1, 2)
 BACKWARD_DEPTHS = (0, 2)
 """Depths of explicit prefetch; 0 is what FSDP2 does by itself, which in backward is a depth of 1."""
 DEEPEST = max(FORWARD_DEPTHS)
-MAX_LIMITS = 3
-"""So many limits are tried, of more evenly many."""
 
 
 def prefetch_targets(parts: Partition, depth: int, *, ahead: bool) -> PrefetchTargets:
@@ -59,6 +57,8 @@ class GatherLimit:
     number: int
     """Among those of a global choice, the least first."""
     size_bytes: int
+    is_least: bool
+    """Lists of one unit take as much."""
 
 
 class FittedPrefetch:
@@ -88,8 +88,8 @@ class FittedPrefetch:
         least = max(self._buffers[ROOT] + self._casts[ROOT], *(self._held_bytes(place, 1) for place in places[:-1]))
         deeper = {max(least, self._held_bytes(place, DEEPEST)) for place in places[:-DEEPEST]}
         mixed = sorted(deeper)[:-1]  # the largest has room for all
-        every = -(-len(mixed) // MAX_LIMITS) or 1
-        return tuple(starmap(GatherLimit, enumerate(mixed[::every])))
+        tried = dict.fromkeys((*mixed[:1], *mixed[-1:]))
+        return tuple(GatherLimit(number, size, size == least) for number, size in enumerate(tried))
 
     def targets(self, limit: GatherLimit) -> PrefetchTargets:
         """Per unit, the next one, or the next two where the pool of gathers has room for them."""

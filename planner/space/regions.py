@@ -94,7 +94,8 @@ class Region:
             else:
                 low = middle + 1
         for num in range(low, family.num_even + 1):
-            yield from self._with(family.evenly(num))
+            if family.evenly(num).most:
+                yield from self._with(family.evenly(num))
 
     def _has_room(self, offload: Offload) -> bool:
         return bool(offload.most) and all(region.floor is not None for region in self._with(offload))

@@ -1,6 +1,7 @@
 """Units on the host: families of sets of units, and the choices that a person fixes of them."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -10,6 +11,7 @@ from planner.schema import FixedChoice, InconsistentRequest, ModelDescription, P
 from planner.search import search
 from planner.space.candidate import candidates
 from planner.space.offload import MAX_EACH, Class, Moved, Offload, offloads
+from planner.space.regions import regions
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 
@@ -65,6 +67,17 @@ def test_any_number_of_alike_units_is_spread_evenly() -> None:
         for one in family.samples()
     ]
     assert freed == sorted(freed, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_fewest_units_come_first(seed: int) -> None:
+    """Sets of the family that have some unit, each with more than the one before; none where units are few."""
+    families = [region for region in regions(request_of(seed), on_host=True) if region.is_family]
+    for region in Random(seed).sample(families, min(6, len(families))):
+        family = region.candidate.offload
+        found = [one.candidate.offload for one in region.least_off()]
+        assert all(one.is_one and one.most and family.least <= one.most <= family.most for one in found)
+        assert [len(one.most) for one in found] == sorted(len(one.most) for one in found)
 
 
 def test_units_are_kept_where_a_person_wants_them() -> None:
