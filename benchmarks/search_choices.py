@@ -16,10 +16,11 @@ from planner.schema import (
     StateTier,
     UnitPlan,
 )
-from planner.space.candidate import ACTIVATION_OFFLOADS, Candidate, Setting, candidates, possible_micro_batches
+from planner.space.candidate import ACTIVATION_OFFLOADS, Candidate, candidates, possible_micro_batches
 from planner.space.knobs import open_knobs
 from planner.space.offload import Moved, knob_of
 from planner.space.regions import Region
+from planner.space.settings import Setting
 
 Value = bool | int | str
 

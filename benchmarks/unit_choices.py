@@ -20,10 +20,9 @@ from benchmarks.search_requests import random_request
 from planner.program.step import PrefetchTargets
 from planner.program.units import ROOT, Partition
 from planner.schema import Decisions, PlanRequest, ShardwrightError
-from planner.space.candidate import fitted_prefetch
-from planner.space.knobs import names_of
+from planner.space.knobs import forward_prefetch, names_of
 from planner.space.opened import OpenCandidate
-from planner.space.prefetch import BACKWARD_DEPTHS, FORWARD_DEPTHS, prefetch_targets
+from planner.space.prefetch import BACKWARD_DEPTHS, DEEPEST, FORWARD_DEPTHS, prefetch_targets
 
 MAX_PLANS, MAX_UNITS = 8, 5
 KINDS = ("forward", "backward")
@@ -50,8 +49,8 @@ def variants(kind: str, decisions: Decisions, item: OpenCandidate) -> Iterator[t
     lists = {depth: _lists(parts, own) for depth, own in targets.items()}
     tried = list(lists.values())
     if kind == "forward":
-        fitted = fitted_prefetch(item.candidate, item.inputs.sizes, item.costs)
-        tried += [_lists(parts, fitted.targets(limit)) for limit in fitted.limits()]
+        prefetch = forward_prefetch(item.candidate, item.inputs.sizes, item.costs)
+        tried += [_lists(parts, prefetch.targets(DEEPEST, limit)) for limit in prefetch.limits()]
     for chosen in product(depths, repeat=len(units)):
         found = {unit: {f"{kind}_prefetch": lists[depth][unit]} for unit, depth in enumerate(chosen)}
         yield _with(decisions, found), [found[unit][f"{kind}_prefetch"] for unit in units] in tried

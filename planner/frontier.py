@@ -15,6 +15,8 @@ class Frontier:
 
     incumbent: Incumbent
     nodes: list[Node] = field(default_factory=list)
+    is_counted: bool = False
+    """All regions are known; before, nothing bounds the step."""
     num_choices: int = 0
     """Global choices that the listed regions stand for."""
     families: list[Node] = field(default_factory=list)

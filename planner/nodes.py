@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from planner.space.candidate import Setting
 from planner.space.opened import OpenCandidate
 from planner.space.regions import Region
+from planner.space.settings import Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

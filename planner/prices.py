@@ -11,8 +11,8 @@ from planner.found import Found
 from planner.nodes import Tried
 from planner.program.choices import Decision
 from planner.schema import Alternative, ShadowValue
-from planner.space.candidate import Setting
 from planner.space.opened import OpenCandidate
+from planner.space.settings import Setting
 from solver.schedule.heuristic import Heuristic
 from solver.schedule.patterns import with_values
 from solver.schedule.problem import Aim, Assignment, Problem

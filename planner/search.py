@@ -13,23 +13,17 @@ from time import monotonic
 from planner.found import Found, OnBetter, OnProgress, Progress
 from planner.frontier import Frontier
 from planner.incumbent import Incumbent
-from planner.nodes import Node, Tried
+from planner.nodes import Node
 from planner.schema import Decisions, InconsistentRequest, PlanRequest, ShardwrightError
+from planner.sharpening import Sharpening
 from planner.space.contradictions import no_plan_left
 from planner.space.fixed import NoValueLeft
-from planner.space.opened import Goal, OpenCandidate
+from planner.space.opened import Goal
 from planner.space.regions import regions
 from planner.space.sharding import NoCostOnHost
 from planner.space.warm import opened_from
 from solver.schedule.problem import Aim, Assignment
-from solver.schedule.search import Limits, prove
 
-LOCAL_EVALUATIONS = (400, 2_000)
-"""Least and most evaluations of a local search in a region that stays in question."""
-LOCAL_STEPS = 12_000_000
-"""Between these, as many as pass over so many steps of the problem."""
-EFFORT_PER_STEP = 2e-5
-"""Deterministic seconds that opening a problem counts for each of its steps: about what building it takes."""
 EFFORT_PER_PART = 2e-3
 """Deterministic seconds that splitting a family counts."""
 MAX_FAMILIES = 3
@@ -38,8 +32,6 @@ MAX_SETS = 4
 """Of each, so many sets after the best of them."""
 MAX_SETTINGS = 3
 """Of a region that is lower than all before, so many settings at the most are looked at before other regions."""
-FIRST_EFFORT = 0.5
-"""Deterministic seconds of a region's first CP-SAT run; each further one gets twice as much."""
 
 
 def search(
@@ -85,22 +77,18 @@ class _Search:
     only_first: bool
     on_better: OnBetter | None
     warm_start: Decisions | None
-    started: float = field(default_factory=monotonic)
     frontier: Frontier = field(init=False)
+    sharpening: Sharpening = field(init=False)
     polished: Assignment | None = None
     """The incumbent's decisions, where local search started from them."""
-    spent: float = 0.0
-    struck: bool = False
-    interrupted: bool = False
     refusal: InconsistentRequest | None = None
     """Why there are no regions that do not offload, or none that do."""
     lowest: int | None = None
     """The lowest bound of a region that was relaxed since they are known."""
-    is_counted: bool = False
-    """All regions are known; before, nothing bounds the step."""
 
     def __post_init__(self) -> None:
         self.frontier = Frontier(incumbent=self.incumbent)
+        self.sharpening = Sharpening(limits=self.request.search, incumbent=self.incumbent, frontier=self.frontier)
 
     def run(self) -> Found:
         collects = gc.isenabled()
@@ -119,7 +107,7 @@ class _Search:
         except KeyboardInterrupt:
             if self.incumbent.item is None:
                 raise
-            self.interrupted = True
+            self.sharpening.interrupted = True
         finally:
             if collects:
                 gc.enable()
@@ -142,13 +130,13 @@ class _Search:
         return Found(
             best=self.incumbent.item,
             assignment=self.incumbent.assignment,
-            lower_bound=self.frontier.bound() if self.is_counted else 0,
+            lower_bound=self.frontier.bound() if self.frontier.is_counted else 0,
             nodes=tuple(self.frontier.nodes),
             num_regions=self.frontier.num_choices,
-            num_pruned=self.frontier.num_pruned() if self.is_counted else 0,
-            deterministic_time=round(self.spent, 6),
-            wall_clock_struck=self.struck,
-            interrupted=self.interrupted,
+            num_pruned=self.frontier.num_pruned() if self.frontier.is_counted else 0,
+            deterministic_time=round(self.sharpening.spent, 6),
+            wall_clock_struck=self.sharpening.struck,
+            interrupted=self.sharpening.interrupted,
         )
 
     def _start_warm(self) -> None:
@@ -158,11 +146,13 @@ class _Search:
         self._report("trying the earlier plan")
         opened = opened_from(self.request, self.goal, self.warm_start)
         if opened is not None:
-            self._count(opened)
+            self.sharpening.count(opened)
             self.incumbent.offer(opened)
 
     def _run(self) -> None:
-        while not (self.struck or self.interrupted or (self.only_first and self.incumbent.item)):
+        while not (
+            self.sharpening.struck or self.sharpening.interrupted or (self.only_first and self.incumbent.item)
+        ):
             node = self.frontier.pop()
             if node is not None:
                 self._step(node)
@@ -173,13 +163,13 @@ class _Search:
 
     def _open(self, *, on_host: bool) -> None:
         """All regions; the first that fits gives a plan at once, before the others are even costed."""
-        self.is_counted = False
+        self.frontier.is_counted = False
         self._report("listing global choices")
         try:
             self._list(on_host=on_host)
         except (NoValueLeft, NoCostOnHost) as refusal:
             self.refusal = self.refusal or refusal
-        self.is_counted = True
+        self.frontier.is_counted = True
 
     def _list(self, *, on_host: bool) -> None:
         first = len(self.frontier.nodes)
@@ -207,7 +197,7 @@ class _Search:
         if node is None or not self.frontier.is_new(node):
             return
         if self.incumbent.item is None:
-            self._relax(node)
+            self.sharpening.relax(node)
             node.stage += 1
             self._report(f"looked at {node.region.label}")
         self.frontier.add(node)
@@ -215,25 +205,25 @@ class _Search:
     def _step(self, node: Node) -> None:
         """Sharpen a bound: class relaxation, local search, CP-SAT."""
         limit = self.request.search
-        if self.incumbent.item is not None and monotonic() - self.started > limit.wall_clock_s:
-            self.struck = True
-        elif self.incumbent.item is not None and self.spent >= limit.deterministic_time:
+        if self.incumbent.item is not None and self.sharpening.is_late:
+            self.sharpening.struck = True
+        elif self.incumbent.item is not None and self.sharpening.is_spent:
             self.frontier.clear()
             return
         elif node.region.is_family and node.stage == self._num_family_bounds(node):
-            self.spent += EFFORT_PER_PART
+            self.sharpening.spent += EFFORT_PER_PART
             self.frontier.part(node)
             self._tell()
             return
         elif node.region.is_family:
             self._report(f"bounding {node.region.label}")
-            self._bound_family(node)
+            self.sharpening.bound_family(node)
         elif node.stage == 0:
             self._report(f"looking at {node.region.label}")
-            self._relax(node)
+            self.sharpening.relax(node)
             if self._is_promising(node):
                 self._polish()
-                if not self._is_near(self.incumbent.value, node):
+                if not self.sharpening.is_near(self.incumbent.value, node):
                     self._dive(node)
                     return
         elif node.is_relaxed and self._polish():
@@ -241,15 +231,15 @@ class _Search:
             return
         elif node.is_relaxed and node.stage == 1:
             self._report(f"bounding {node.region.label}")
-            self._sharpen(node)
+            self.sharpening.sharpen(node)
         elif node.is_relaxed:
             for child in self.frontier.split(node):
                 self.frontier.push(child)
             return
         elif node.stage == 1:
             self._report(f"improving {node.region.label}")
-            self._improve(node.item(), enough=int(node.lower_bound / (1 - limit.gap / 2)))
-        elif self.spent >= limit.deterministic_time or self._is_near(self.incumbent.value, node):
+            self.sharpening.improve(node.item(), enough=int(node.lower_bound / (1 - limit.gap / 2)))
+        elif self.sharpening.is_spent or self.sharpening.is_near(self.incumbent.value, node):
             return
         elif self.frontier.families and node.stage > 2:
             self._open_families()  # there is a good plan; what bounds it is sets that were not looked at
@@ -260,10 +250,10 @@ class _Search:
             return
         elif node.stage == 2:
             self._report(f"bounding {node.region.label}")
-            self._sharpen(node)
+            self.sharpening.sharpen(node)
         else:
             self._report(f"proving {node.region.label}")
-            self._prove(node)
+            self.sharpening.prove(node, lambda: self._report(f"proving {node.region.label}"))
         node.stage += 1
         self.frontier.push(node)
 
@@ -276,7 +266,7 @@ class _Search:
                 for number, family in enumerate(self.frontier.families)
                 if self.frontier.is_open(family)
             }
-            self.spent += EFFORT_PER_PART * len(first)
+            self.sharpening.spent += EFFORT_PER_PART * len(first)
             floors = {number: one.floor for number, one in first.items() if one and one.floor is not None}
             for number in sorted(floors, key=lambda number: floors[number])[:MAX_FAMILIES]:
                 self._look_at_least_off(self.frontier.families[number])
@@ -291,13 +281,13 @@ class _Search:
                 continue
             self.frontier.add(node)
             self._report(f"looking at {region.label}")
-            self._relax(node)
+            self.sharpening.relax(node)
             node.stage += 1
             if self.frontier.is_open(node):
                 self._polish()
                 self._dive(node)
             best, since = self.incumbent.value, since + 1 if self.incumbent.value == best else 0
-            if since == MAX_SETS:
+            if since == MAX_SETS or (self.incumbent.item and (self.sharpening.is_late or self.sharpening.is_spent)):
                 return
 
     def _polish(self) -> bool:
@@ -305,18 +295,11 @@ class _Search:
         if self.incumbent.item is None or self.incumbent.assignment == self.polished:
             return False
         self._report(f"improving {self.incumbent.item.candidate.label}")
-        self._improve(self.incumbent.item, enough=int(self.frontier.bound() / (1 - self.request.search.gap / 2)))
+        self.sharpening.improve(
+            self.incumbent.item, enough=int(self.frontier.bound() / (1 - self.request.search.gap / 2))
+        )
         self.polished = self.incumbent.assignment
         return True
-
-    def _improve(self, item: OpenCandidate, *, enough: int = 0) -> None:
-        """Local search, to a value that is good enough at the most."""
-        least, most = LOCAL_EVALUATIONS
-        num_steps = sum(len(one.steps) for one in item.problem.rounds)
-        item.heuristic.improve(
-            max_evaluations=min(most, max(least, LOCAL_STEPS // max(1, num_steps))), enough=enough - item.value(0)
-        )
-        self.incumbent.offer(item)
 
     def _is_promising(self, node: Node) -> bool:
         """Whether its settings should be looked at now: no bound is lower, no known plan is nearly as good."""
@@ -325,11 +308,7 @@ class _Search:
         is_lowest = self.lowest is None or node.lower_bound < self.lowest
         if is_lowest:
             self.lowest = node.lower_bound
-        return is_lowest and not self._is_near(self.incumbent.value, node)
-
-    def _is_near(self, value: int | None, node: Node) -> bool:
-        """Whether a value is within the accepted gap of a node's bound."""
-        return value is not None and node.lower_bound >= value * (1 - self.request.search.gap)
+        return is_lowest and not self.sharpening.is_near(self.incumbent.value, node)
 
     def _dive(self, node: Node) -> None:
         """Look at settings up to the first that may be nearly as good as all of them, or a few that fit: others are
@@ -338,90 +317,11 @@ class _Search:
         left = MAX_SETTINGS
         for child in self.frontier.split(node):
             if left:
-                self._relax(child)
+                self.sharpening.relax(child)
                 child.stage += 1
                 left -= not child.is_empty
-                left = 0 if self._is_near(child.lower_bound, node) and not child.is_empty else left
+                left = 0 if self.sharpening.is_near(child.lower_bound, node) and not child.is_empty else left
             self.frontier.push(child)
-
-    def _relax(self, node: Node) -> None:
-        """The class relaxation, and its optimum under the settings."""
-        item = node.item()
-        self._count(item)
-        item.heuristic.guide(gap=self.request.search.gap / 4, enough=self._enough(item))
-        self._learn(node, item.heuristic.lower_bound)
-        node.is_empty = item.heuristic.is_infeasible
-        may_win = self.incumbent.value is None or item.value(item.heuristic.value) < self.incumbent.value
-        if not node.is_empty and self.frontier.is_open(node) and may_win:
-            self._try(node, item.heuristic.best)
-
-    def _enough(self, item: OpenCandidate) -> int | None:
-        """A problem with a bound above this is out."""
-        target = self.incumbent.target()
-        return None if target is None else target - item.value(0)
-
-    def _sharpen(self, node: Node) -> None:
-        """Longest paths, before the whole problem goes to CP-SAT."""
-        item = node.item()
-        item.heuristic.sharpen(gap=self.request.search.gap / 4, enough=self._enough(item))
-        self._learn(node, item.heuristic.lower_bound)
-        node.is_empty = item.heuristic.is_infeasible
-        if not node.is_relaxed:
-            self.incumbent.offer(item)
-        elif not node.is_empty and self.frontier.is_open(node):
-            self._try(node, item.heuristic.best)
-
-    def _prove(self, node: Node) -> None:
-        limits, item = self.request.search, node.item()
-        target = self.incumbent.target(limits.gap)
-        cutoff = None if target is None else target - item.value(0)
-        result = prove(
-            item.problem,
-            item.heuristic.best,
-            Limits(
-                deterministic_time=max(
-                    0.01, min(limits.deterministic_time - self.spent, FIRST_EFFORT * 2.0 ** (node.stage - 3))
-                ),
-                relative_gap=limits.gap / 2,
-                wall_clock_s=max(0.1, limits.wall_clock_s - (monotonic() - self.started)),
-                seed=limits.seed,
-            ),
-            cutoff=cutoff,
-            on_progress=lambda *_: self._report(f"proving {node.region.label}"),
-        )
-        self.spent += result.deterministic_time
-        self.struck = self.struck or result.wall_clock_struck
-        self.interrupted = self.interrupted or result.interrupted
-        self._learn(node, result.lower_bound)
-        node.is_finished = result.is_finished
-        if result.assignment is not None:
-            item.heuristic.offer(result.assignment)
-            self._try(node, result.assignment)
-
-    def _count(self, item: OpenCandidate) -> None:
-        self.spent += EFFORT_PER_STEP * sum(len(one.steps) for one in item.problem.rounds)
-
-    def _learn(self, node: Node, lower_bound: int) -> None:
-        node.lower_bound = max(node.lower_bound, node.item().value(lower_bound))
-
-    def _try(self, node: Node, assignment: Assignment) -> None:
-        """Evaluate decisions under the first setting."""
-        setting = node.settings[0]
-        opened = node.open(setting)
-        self._count(opened)
-        heuristic = opened.heuristic
-        heuristic.offer(assignment)
-        if self.incumbent.item is None and not heuristic.feasible:
-            heuristic.offer_uniform()
-        if self.incumbent.item is None and not heuristic.feasible and self.is_counted:
-            heuristic.guide(gap=self.request.search.gap / 4)
-        node.tried[setting] = Tried(
-            exceeds=not heuristic.feasible,
-            value=opened.value(heuristic.value),
-            step_ns=opened.step_ns(heuristic.evaluation),
-            needed_bytes=heuristic.evaluation.needed,
-        )
-        self.incumbent.offer(opened)
 
     def _num_family_bounds(self, node: Node) -> int:
         """How often a family is bounded by relaxations, where floors leave too many sets: of memory once; of time
@@ -431,20 +331,12 @@ class _Search:
             return 1
         return 2 if node.region.is_narrow else 0
 
-    def _bound_family(self, node: Node) -> None:
-        item = node.item()
-        self._count(item)
-        bound = item.heuristic.sharpen if node.stage else item.heuristic.guide
-        bound(gap=self.request.search.gap / 4, enough=self._enough(item))
-        self._learn(node, item.heuristic.lower_bound)
-        node.is_empty = item.heuristic.is_infeasible
-
     def _report(self, message: str) -> None:
         if self.on_progress is not None:
             unit = "ns" if self.goal.aim is Aim.MAKESPAN else "bytes"
-            bound = self.frontier.bound() if self.is_counted else None
+            bound = self.frontier.bound() if self.frontier.is_counted else None
             known = {f"incumbent_{unit}": self.incumbent.value, f"bound_{unit}": bound}
-            self.on_progress(Progress(elapsed_s=monotonic() - self.started, message=message, **known))
+            self.on_progress(Progress(elapsed_s=monotonic() - self.sharpening.started, message=message, **known))
         self._tell()
 
     def _tell(self) -> None:

@@ -1,20 +1,16 @@
 """Global choices: what is enumerated, while the decisions of single units and blocks are searched inside each."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from planner.costs import CostModel
-from planner.program.sizes import UnitBytes
-from planner.program.step import PrefetchTargets
 from planner.program.units import Partition
 from planner.schema import (
     CallRole,
     ClientFeature,
     DType,
     GradientSync,
-    HostRuns,
     InconsistentRequest,
     MatrixOwner,
     MeshPlan,
@@ -22,66 +18,19 @@ from planner.schema import (
     StateTier,
     Workload,
 )
-from planner.schema.base import MAX_INTEGER
 from planner.schema.workload import OptimizerImplementation
 from planner.space.aliases import NO_ALIASES, alias_choices, aliasable
-from planner.space.fixed import allowed, allowed_values, allows
+from planner.space.fixed import allowed, allows
 from planner.space.groupings import allowed_partitions
 from planner.space.layouts import Cut, Layouts
 from planner.space.meshes import allowed_meshes, large_units, mesh_beside
 from planner.space.offload import ON_DEVICE, Moved, Offload, may_stay, offloads
 from planner.space.owners import NO_OWNERS, MuonOwners
-from planner.space.prefetch import (
-    BACKWARD_DEPTHS,
-    DEEPEST,
-    FORWARD_DEPTHS,
-    FittedPrefetch,
-    GatherLimit,
-    prefetch_targets,
-)
+from planner.space.settings import FSDP2_SETTING, Setting
 
 Value = TypeVar("Value")
-REDUCE_BUFFERS = (1, 2, 3)
 ACTIVATION_OFFLOADS = (0, 4, 2, 1)
 """One block of how many offloads its activations; 0 for none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Knobs of the runtime that hold for all units."""
-
-    forward_prefetch: int = 0
-    gather_limit: GatherLimit | None = None
-    """Forward prefetch is as deep as gathers fit this."""
-    backward_prefetch: int = 0
-    reduce_buffers: int = 1
-    separate_group: bool = False
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """With a larger one no unit is gathered later in forward."""
-        return self.forward_prefetch, self.gather_limit.size_bytes if self.gather_limit else MAX_INTEGER
-
-    @property
-    def forward_choice(self) -> int | str:
-        """What a fixed choice calls its forward prefetch."""
-        return f"fitted:{self.gather_limit.number}" if self.gather_limit else self.forward_prefetch
-
-    @property
-    def within(self) -> str:
-        """The limit of gathers for people, after a depth."""
-        limit = self.gather_limit
-        return f" where gathers fit {limit.size_bytes / 2**30:.2f} GiB" if limit else ""
-
-    def __str__(self) -> str:
-        named = {
-            "prefetch": f"{self.forward_prefetch} and {self.backward_prefetch} ahead{self.within}"
-            if self.forward_prefetch or self.backward_prefetch
-            else "",
-            "buffers": f"{self.reduce_buffers} reduce buffers" if self.reduce_buffers > 1 else "",
-            "group": "reduce-scatters in a group of their own" if self.separate_group else "",
-        }
-        return ", ".join(text for text in named.values() if text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +76,7 @@ class Candidate:
     offload: Offload = ON_DEVICE
     activation_offload: int = 0
     """Each block of so many in a row offloads its activations, the last block of all never; 0 for none."""
-    setting: Setting = Setting()
+    setting: Setting = FSDP2_SETTING
 
     @property
     def meshes(self) -> tuple[MeshPlan, ...]:
@@ -387,59 +336,3 @@ def _sums_take_zeros(workload: Workload, training: Training) -> bool:
     """Whether FSDP2 can reduce a skipped module's zeros, in `param_dtype`, with sums of micro-batches."""
     types = (None, workload.precision.param_dtype)
     return not workload.conditional or training.reduce_dtype in types
-
-
-def fitted_prefetch(candidate: Candidate, sizes: Sequence[UnitBytes], costs: CostModel) -> FittedPrefetch:
-    """Forward prefetch of a global choice, as deep as gathers fit."""
-    keeps_last = costs.host_runs is not HostRuns.KERNELS
-    return FittedPrefetch(candidate.partition, sizes, candidate.meshes, keeps_last=keeps_last)
-
-
-def forward_targets(
-    candidate: Candidate, setting: Setting, sizes: Sequence[UnitBytes], costs: CostModel
-) -> PrefetchTargets:
-    """What each unit prefetches in forward under a setting."""
-    if setting.gather_limit:
-        return fitted_prefetch(candidate, sizes, costs).targets(setting.gather_limit)
-    return prefetch_targets(candidate.partition, setting.forward_prefetch, ahead=True)
-
-
-def settings(
-    request: PlanRequest, candidate: Candidate, sizes: Sequence[UnitBytes], costs: CostModel
-) -> list[Setting]:
-    """Every setting that can matter under a global choice, FSDP2's default first where it is allowed.
-
-    Raises:
-        NoValueLeft: the fixed choices leave some knob nothing.
-    """
-    shards = any(mesh.shard > 1 for mesh in candidate.meshes)
-    deepest = len(candidate.partition.passes) - 1
-    prefetches = deepest if shards and allows(request, ClientFeature.PREFETCH) else 0
-    buffers = shards and allows(request, ClientFeature.REDUCE_SCATTER_BUFFERS)
-    separate = costs.concurrent_collectives and allows(request, ClientFeature.SEPARATE_REDUCE_SCATTER_GROUP)
-    forward = {one.forward_choice: one for one in _forward_settings(candidate, sizes, costs, deepest=prefetches)}
-
-    def left(knob: str, values: Iterable[Value]) -> tuple[Value, ...]:
-        return cast(tuple[Value, ...], allowed_values(request, knob, tuple(values)))
-
-    choices = left("forward_prefetch", forward)
-    if any(one.gather_limit and one.gather_limit.is_least for one in map(forward.__getitem__, choices)):
-        choices = tuple(choice for choice in choices if choice != 1)  # takes as much, and is no faster
-    return [
-        replace(forward[choice], backward_prefetch=back, reduce_buffers=num, separate_group=group)
-        for back in left("backward_prefetch", (d for d in BACKWARD_DEPTHS if d <= prefetches))
-        for choice in choices
-        for num in left("reduce_scatter_max_input_buffers", REDUCE_BUFFERS if buffers else (1,))
-        for group in left("separate_reduce_scatter_group", (False, True) if separate and shards else (False,))
-    ]
-
-
-def _forward_settings(
-    candidate: Candidate, sizes: Sequence[UnitBytes], costs: CostModel, *, deepest: int
-) -> list[Setting]:
-    """By their reach."""
-    found = [Setting(forward_prefetch=depth) for depth in FORWARD_DEPTHS if depth <= deepest]
-    if deepest >= DEEPEST:
-        limits = fitted_prefetch(candidate, sizes, costs).limits()
-        found += [Setting(forward_prefetch=DEEPEST, gather_limit=limit) for limit in limits]
-    return sorted(found, key=lambda one: one.reach)

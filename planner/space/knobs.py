@@ -1,6 +1,6 @@
 """The decisions of one global choice: open knobs for the search, and an assignment back in the contract's words."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from planner.costs import CostModel
@@ -14,21 +14,28 @@ from planner.schema import (
     CallRole,
     ClientFeature,
     Decisions,
+    HostRuns,
     PlanRequest,
     RuntimeKnobs,
     StateTier,
     UnitPlan,
 )
 from planner.schema.module_paths import modules_above
-from planner.space.candidate import Candidate, forward_targets, num_micro_batches
+from planner.space.candidate import Candidate, num_micro_batches
 from planner.space.fixed import allowed_values, allows
 from planner.space.offload import Moved, knob_of
-from planner.space.prefetch import prefetch_targets
+from planner.space.prefetch import ForwardPrefetch, prefetch_targets
 from solver.schedule.problem import Assignment
 
 Value = TypeVar("Value")
 _RESHARD = "reshard"
 _ACTIVATION = "activation"
+
+
+def forward_prefetch(candidate: Candidate, sizes: Sequence[UnitBytes], costs: CostModel) -> ForwardPrefetch:
+    """What the units of a global choice may prefetch in forward."""
+    keeps_last = costs.host_runs is not HostRuns.KERNELS
+    return ForwardPrefetch(candidate.partition, candidate.meshes, sizes, keeps_last=keeps_last)
 
 
 def open_knobs(
@@ -79,7 +86,9 @@ def open_knobs(
             meshes=meshes,
             reshard=tuple(reshard),
             activation=activation,
-            forward_prefetch=Choice.fixed(forward_targets(candidate, setting, sizes, costs)),
+            forward_prefetch=Choice.fixed(
+                forward_prefetch(candidate, sizes, costs).targets(setting.forward_prefetch, setting.gather_limit)
+            ),
             backward_prefetch=Choice.fixed(prefetch_targets(parts, setting.backward_prefetch, ahead=False)),
             reshard_after_backward=tuple(
                 not (candidate.keeps_gathered and unit in with_backward) for unit in range(len(parts.units))

@@ -30,11 +30,12 @@ from planner.schema import (
 )
 from planner.schema.base import MAX_INTEGER
 from planner.simulate.host import Change, HostMemory, host_changes, offloaded_activations
-from planner.space.candidate import Candidate, Setting, forward_targets, num_micro_batches
+from planner.space.candidate import Candidate, num_micro_batches
 from planner.space.floor import floor_bytes, floor_ns
-from planner.space.knobs import decisions_of, open_knobs
+from planner.space.knobs import decisions_of, forward_prefetch, open_knobs
 from planner.space.offload import Offload
 from planner.space.problem import Runs, problem_of
+from planner.space.settings import Setting
 from planner.space.sharding import Sharding
 from solver.schedule.heuristic import Heuristic
 from solver.schedule.problem import Aim, Assignment, Evaluation, Problem, Reserve
@@ -239,7 +240,8 @@ class Opening:
         return self._opened(candidate, knobs, decisions, combine(times, memory))
 
     def _forward(self, candidate: Candidate, setting: Setting) -> Choice[PrefetchTargets]:
-        return Choice.fixed(forward_targets(candidate, setting, self.inputs.sizes, self.costs))
+        prefetch = forward_prefetch(candidate, self.inputs.sizes, self.costs)
+        return Choice.fixed(prefetch.targets(setting.forward_prefetch, setting.gather_limit))
 
     def _certain(self, candidate: Candidate, knobs: Knobs) -> tuple[bool, ...]:
         """Per unit, whether it is in host memory in every set of a family."""

@@ -61,18 +61,18 @@ class GatherLimit:
     """Lists of one unit take as much."""
 
 
-class FittedPrefetch:
-    """Prefetch in forward, for each unit as deep as the pool of gathers allows; see the Note."""
+class ForwardPrefetch:
+    """Prefetch in forward, all units to one depth or each as deep as the pool of gathers allows; see the Note."""
 
     def __init__(
-        self, parts: Partition, sizes: Sequence[UnitBytes], meshes: Sequence[MeshPlan], *, keeps_last: bool
+        self, parts: Partition, meshes: Sequence[MeshPlan], sizes: Sequence[UnitBytes], *, keeps_last: bool
     ) -> None:
         """Take sizes.
 
         Args:
             parts: the units.
-            sizes: of each.
             meshes: of each.
+            sizes: of each.
             keeps_last: the buffer of a gather is kept until the next copy-out.
         """
         self._parts = parts
@@ -81,6 +81,10 @@ class FittedPrefetch:
         self._buffers = [size.gathered * flag for size, flag in zip(sizes, is_gathered, strict=True)]
         self._casts = [size.cast * flag for size, flag in zip(sizes, is_gathered, strict=True)]
         self._keeps_last = keeps_last
+        self.is_sharded = any(is_gathered)
+        """Some unit is gathered at all."""
+        self.deepest = len(parts.passes) - 1
+        """So many units run after the first."""
 
     def limits(self) -> tuple[GatherLimit, ...]:
         """Limits with which not all units have the same depth, ascending."""
@@ -91,13 +95,15 @@ class FittedPrefetch:
         tried = dict.fromkeys((*mixed[:1], *mixed[-1:]))
         return tuple(GatherLimit(number, size, size == least) for number, size in enumerate(tried))
 
-    def targets(self, limit: GatherLimit) -> PrefetchTargets:
-        """Per unit, the next one, or the next two where the pool of gathers has room for them."""
+    def targets(self, depth: int, limit: GatherLimit | None = None) -> PrefetchTargets:
+        """Per unit, the next `depth` units; within a limit the next one, or two where the pool has room."""
+        if limit is None:
+            return prefetch_targets(self._parts, depth, ahead=True)
         lists: list[tuple[int, ...]] = [()] * len(self._parts.units)
         for place, unit in enumerate(self._order):
             is_last = place + DEEPEST >= len(self._order)
-            depth = DEEPEST if is_last or self._held_bytes(place, DEEPEST) <= limit.size_bytes else 1
-            lists[unit] = tuple(self._order[place + 1 : place + 1 + depth])
+            fits = is_last or self._held_bytes(place, DEEPEST) <= limit.size_bytes
+            lists[unit] = tuple(self._order[place + 1 : place + 1 + (DEEPEST if fits else 1)])
         return tuple(lists)
 
     def _held_bytes(self, place: int, ahead: int) -> int:

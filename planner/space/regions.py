@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from planner.program.known import KnownSizes
 from planner.program.units import partition
 from planner.schema import MeshPlan, PlanRequest, ShardwrightError
-from planner.space.candidate import Candidate, Setting, Training, candidates, settings
+from planner.space.candidate import Candidate, Training, candidates
 from planner.space.fixed import NoValueLeft, keeps_choices, refuse_unknown_knobs
 from planner.space.groupings import allowed_partitions
-from planner.space.knobs import knob_names
+from planner.space.knobs import forward_prefetch, knob_names
 from planner.space.offload import Offload
 from planner.space.opened import Goal, OpenCandidate, Opening
+from planner.space.settings import Setting, settings
 from planner.space.sharding import NoCostOnHost, Sharding
 from solver.schedule.problem import Aim
 
@@ -93,9 +94,9 @@ class Region:
                 high = middle
             else:
                 low = middle + 1
-        for num in range(low, family.num_even + 1):
-            if family.evenly(num).most:
-                yield from self._with(family.evenly(num))
+        for offload in map(family.evenly, range(low, family.num_even + 1)):
+            if offload.most:
+                yield from self._with(offload)
 
     def _has_room(self, offload: Offload) -> bool:
         return bool(offload.most) and all(region.floor is not None for region in self._with(offload))
@@ -168,7 +169,8 @@ def regions(request: PlanRequest, goal: Goal | None = None, *, on_host: bool = F
 
 def _regions_of(request: PlanRequest, candidate: Candidate, opening: Opening) -> Iterator[Region]:
     floors: dict[bool, int | None] = {}
-    for members in _groups(settings(request, candidate, opening.inputs.sizes, opening.costs), candidate):
+    prefetch = forward_prefetch(candidate, opening.inputs.sizes, opening.costs)
+    for members in _groups(settings(request, prefetch, opening.costs), candidate):
         separate = members[0].separate_group
         if separate not in floors:
             floors[separate] = opening.floor_ns(candidate.with_setting(Setting(separate_group=separate)))

@@ -7,11 +7,12 @@ from planner.program.known import KnownSizes
 from planner.program.step import KEEP, Activation
 from planner.program.units import partition
 from planner.schema import Decisions, MeshPlan, PlanRequest, StateTier
-from planner.space.candidate import Candidate, Setting, candidates, forward_targets, settings
+from planner.space.candidate import Candidate, candidates
 from planner.space.fixed import NoValueLeft
-from planner.space.knobs import names_of
+from planner.space.knobs import forward_prefetch, names_of
 from planner.space.layouts import Cut
 from planner.space.opened import Goal, OpenCandidate, Opening
+from planner.space.settings import Setting, settings
 from planner.space.sharding import NoCostOnHost, Sharding
 
 Value = TypeVar("Value")
@@ -70,12 +71,13 @@ def _likeness(candidate: Candidate, earlier: Decisions, mesh: MeshPlan) -> tuple
 
 def _setting(request: PlanRequest, opening: Opening, candidate: Candidate, earlier: Decisions) -> Setting:
     """The setting that shares most with earlier decisions; the first of equals."""
-    parts, sizes, runtime = candidate.partition, opening.inputs.sizes, earlier.runtime
+    parts, runtime = candidate.partition, earlier.runtime
+    prefetch = forward_prefetch(candidate, opening.inputs.sizes, opening.costs)
     backward = max(len(unit.backward_prefetch) for unit in earlier.units)
     planned = {unit.modules: unit.forward_prefetch for unit in earlier.units}
 
     def likeness(one: Setting) -> tuple[int, ...]:
-        targets = forward_targets(candidate, one, sizes, opening.costs)
+        targets = prefetch.targets(one.forward_prefetch, one.gather_limit)
         lists = [names_of(parts, targets, unit) for unit in range(len(parts.units))]
         return (
             one.separate_group == runtime.separate_reduce_scatter_group,
@@ -84,7 +86,7 @@ def _setting(request: PlanRequest, opening: Opening, candidate: Candidate, earli
             one.reduce_buffers == runtime.reduce_scatter_max_input_buffers,
         )
 
-    return max(settings(request, candidate, sizes, opening.costs), key=likeness)
+    return max(settings(request, prefetch, opening.costs), key=likeness)
 
 
 def _assignment(opened: OpenCandidate, earlier: Decisions) -> tuple[int, ...]:

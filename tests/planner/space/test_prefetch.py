@@ -11,9 +11,10 @@ from benchmarks.unit_choices import costed, losses, plans
 from planner.plan import make_plan
 from planner.program.events import Stream
 from planner.schema import FixedChoice, HostRuns, InconsistentRequest, PlanRequest
-from planner.space.candidate import Setting, fitted_prefetch
+from planner.space.knobs import forward_prefetch
 from planner.space.prefetch import DEEPEST
 from planner.space.regions import Region
+from planner.space.settings import Setting
 from tests.planner.factories import run_by_host
 
 _GATHERS = list(Stream).index(Stream.COPY_IN)
@@ -56,7 +57,7 @@ def test_gathers_keep_the_limit_and_the_next_one_would_not(host_runs: HostRuns) 
                 assert pool_bytes(region, setting) <= setting.gather_limit.size_bytes < unlimited, region.label
                 seen += 1
             item = region.open(Setting())
-            least, *_ = fitted_prefetch(item.candidate, item.inputs.sizes, item.costs).limits()
+            least, *_ = forward_prefetch(item.candidate, item.inputs.sizes, item.costs).limits()
             assert pool_bytes(region, Setting()) <= least.size_bytes
     assert seen > 10
 
