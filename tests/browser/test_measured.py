@@ -38,7 +38,11 @@ def test_a_plan_that_drifts_says_so_in_numbers_words_and_a_picture(page, site: S
     words = page.eval_on_selector_all("measured-chart svg text", "all => all.map(one => one.textContent)")
     assert {"predicted", "step time", "peak"} <= set(words)
     check_accessible(page)
+    page.evaluate("document.querySelectorAll('measured-chart').forEach(one => one.observer.disconnect())")
     page.set_viewport_size({"width": 390, "height": 800})
+    check_fits(page)  # a picture that is still as wide as the window was
+    page.reload()
+    page.wait_for_selector("measured-chart[data-ready]")
     check_fits(page)
 
 
