@@ -7,7 +7,8 @@
    (parameters, tokens, attention; Korthikanti et al., https://arxiv.org/abs/2205.05198, equation 7, counts FLOPs
    so), and so is its time where each term runs at a rate of its own. The coefficients, none negative, come from the
    measurements by least squares (`planner.costs.fit`); terms that the description's polynomials do not have are
-   left out. With two sizes the fit is `c_0 + c_1 R`, with one `c_1 R`, where `R` is the roofline of the pass.
+   left out. With two sizes the fit is `c_0 + c_1 R`, with one `c_1 R`, where `R` is the roofline of the pass. What
+   the measurements are of the fit counts near them.
 3. Another pass of the same block (recomputation, with outputs kept or not, from forward), or the whole block for a
    part of it, at the ratio of their rooflines.
 4. The roofline.
@@ -115,8 +116,8 @@ class Durations:
         if coefficients is None:
             return None
         fitted = {size: _value(coefficients, row) for size, row in rows.items()}
-        misses = [(size.tokens, time / fitted[size]) for size, time in times.items() if fitted[size]]
-        value = fitted[self.size] * _between(misses, self.size.tokens)
+        misses = {size: time / fitted[size] for size, time in times.items() if fitted[size]}
+        value = fitted[self.size] * _near(misses, self.size)
         is_near = self.size.is_near(list(times))
         sizes = ", ".join(f"{size.micro_batch} x {size.sequence}" for size in times)
         return Duration(
@@ -161,15 +162,17 @@ def _value(coefficients: Sequence[Fraction], features: Sequence[Fraction]) -> Fr
     return sum((c * f for c, f in zip(coefficients, features, strict=True)), Fraction(0))
 
 
-def _between(misses: Sequence[tuple[int, Fraction]], tokens: int) -> Fraction:
-    """What measurements are of the fit at so many tokens: on straight lines between them, as the nearest beyond."""
+def _near(misses: Mapping[Size, Fraction], wanted: Size) -> Fraction:
+    """What measurements are of the fit near a size that is none of them: their mean, weighted by the inverse square
+    of their distance (Shepard, https://doi.org/10.1145/800186.810616).
+    """
     if not misses:
         return Fraction(1)
-    below = max((known for known, _ in misses if known <= tokens), default=min(known for known, _ in misses))
-    above = min((known for known, _ in misses if known >= tokens), default=max(known for known, _ in misses))
-    left, right = (_mean([miss for known, miss in misses if known == end]) for end in (below, above))
-    return left if below == above else left + (right - left) * Fraction(tokens - below, above - below)
+    weights = {known: 1 / _distance_squared(known, wanted) for known in misses}
+    return sum((weights[known] * miss for known, miss in misses.items()), Fraction(0)) / sum(weights.values())
 
 
-def _mean(values: Sequence[Fraction]) -> Fraction:
-    return sum(values, Fraction(0)) / len(values)
+def _distance_squared(one: Size, other: Size) -> Fraction:
+    """By how much of itself each of micro-batch and sequence has to grow."""
+    pairs = ((one.micro_batch, other.micro_batch), (one.sequence, other.sequence))
+    return sum(((Fraction(max(pair), min(pair)) - 1) ** 2 for pair in pairs), Fraction(0))

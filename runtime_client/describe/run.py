@@ -1,6 +1,5 @@
 """Runs a prepared model once under the tracer, at one point and under one activation policy."""
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 
 from planner.schema.base import DType
 from planner.schema.model import CallRole, TracePoint
+from runtime_client.collector import without_collector
 from runtime_client.describe.calls import CallTrace, Pass
 from runtime_client.describe.errors import NoParameters
 from runtime_client.describe.example import Inputs, TrainingExample, input_tensors
@@ -87,7 +87,7 @@ def run(
     """
     inputs = subject.example.inputs(point.micro_batch, point.sequence)
     with ExitStack() as stack:
-        stack.enter_context(_without_collector())
+        stack.enter_context(without_collector())
         stack.enter_context(eager_masks())
         stack.enter_context(_passing(subject, skipped))
         kept = saved_ops or {}
@@ -101,7 +101,7 @@ def last_calls_held(subject: Subject, point: TracePoint) -> dict[Label, int]:
     Autograd saves nothing here: what is alive is held by the code around the calls.
     """
     inputs = subject.example.inputs(point.micro_batch, point.sequence)
-    with _without_collector(), eager_masks():
+    with without_collector(), eager_masks():
         tracer = _tracer(subject, inputs, {}, {}, frozenset())
         with tracer.walk.hooked(), WideStatistics(), tracer:  # type: ignore[no-untyped-call]
             with saved_tensors_hooks(_nothing, _nothing), AcceleratorKernels():
@@ -265,15 +265,3 @@ def _passing(subject: Subject, skipped: frozenset[str]) -> Iterator[None]:
                 del module.forward
             else:
                 module.forward = forward
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Frees must come from reference counts alone, or they would come at a different moment in each run."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -4,6 +4,7 @@
 a kind alternate, so that what changes on the machine meanwhile changes all of them alike.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.distributed.utils import _apply_to_tensors
 
 from planner.schema import LOSS_PATH, CallRole, ModelDescription, TracePoint, block_hash
+from runtime_client.collector import without_collector
 from runtime_client.profile.clock import Clock
 from runtime_client.profile.fake_run import Arguments, FakeModel
 from runtime_client.profile.memory import CallBytes, call_bytes
@@ -115,6 +117,11 @@ class Probe:
         for _ in range(_WARM_UPS):
             self._sample(recomputes=recomputes)
 
+    def settle(self) -> None:
+        """Run once after other sizes: caches and the allocator are then as between equal steps of training."""
+        self._clear()
+        self._backward(self._forward())
+
     def measure(self, *, recomputes: bool) -> None:
         """One sample of each pass."""
         forward, backward, recompute = self._sample(recomputes=recomputes)
@@ -184,8 +191,11 @@ def _alternate(probes: list[Probe], seconds: float, *, recomputes: bool) -> None
     for number in range(MOST_SAMPLES):
         if number >= FEWEST_SAMPLES and time.monotonic() > end:
             return
-        for probe in probes:
-            probe.measure(recomputes=recomputes)
+        with without_collector():
+            for probe in probes:
+                probe.settle()
+                probe.measure(recomputes=recomputes)
+        gc.collect(1)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ class ProfileOptions:
     Attributes:
         micro_batch: sequences per rank in one forward.
         sequence: tokens per sequence.
-        points: sizes to measure calls at; empty takes four near micro-batch and sequence (`default_points`).
+        points: sizes to measure calls at; empty takes six near micro-batch and sequence (`default_points`).
         seconds: about how long to measure; about half of it calls, a quarter collectives.
         largest_bytes: of the buffers of collectives; None takes the largest block of the model.
         every_mesh: measure the groups of all meshes of the job, not only world, node and across nodes.
@@ -40,12 +40,16 @@ class ProfileOptions:
 
 
 def default_points(micro_batch: int, sequence: int) -> tuple[TracePoint, ...]:
-    """Four sizes from which the time of others follows: what is asked for, half and a quarter of the sequence, and
-    twice the micro-batch at half the sequence. None needs more memory than the first.
+    """Up to six sizes from which the time of others follows: what is asked for, half the micro-batch, half and a
+    quarter of the sequence, and twice the micro-batch at both of these. None needs more memory than the first.
     """
-    sizes = [(micro_batch, 1), (micro_batch, 2), (2 * micro_batch, 2), (micro_batch, 4)]
-    return tuple(
-        TracePoint(micro_batch=batch, sequence=max(1, sequence // part))
-        for batch, part in sizes
-        if part == 1 or sequence // part >= FEWEST_TOKENS
+    others = [(micro_batch // 2, sequence)]
+    others += [(times * micro_batch, sequence // part) for part in (2, 4) for times in (1, 2)]
+    return (
+        TracePoint(micro_batch=micro_batch, sequence=sequence),
+        *(
+            TracePoint(micro_batch=batch, sequence=tokens)
+            for batch, tokens in others
+            if batch and tokens >= FEWEST_TOKENS
+        ),
     )

@@ -86,6 +86,23 @@ def test_three_terms_are_fitted_to_other_sizes() -> None:
     assert found.basis == "fit from 1 x 16, 2 x 16, 1 x 4, 1 x 32"
 
 
+def test_what_the_fit_misses_counts_near_where_it_does() -> None:
+    """Sequences of 32 take a fifth less than the rest, as where a kernel has larger tiles."""
+    sizes = [(1, 4), (1, 16), (2, 16), (1, 32), (2, 32)]
+    points = [(batch, tokens, time_at(batch, tokens) * (4 if tokens == 32 else 5)) for batch, tokens in sizes]
+
+    def off(batch: int, tokens: int) -> float:
+        model = model_of(region(MATMUL, MATMUL, MATMUL), region(ATTENTION, ATTENTION, ATTENTION))
+        request: PlanRequest = tiny_request(model, profile=measured(*points))
+        workload = request.workload.model_copy(update={"micro_batch": batch, "sequence": tokens})
+        at_size = request.model_copy(update={"workload": workload})
+        found = pass_costs(at_size, SHEET, overlapped=False)["block", "forward"]
+        return found.duration_ns / time_at(batch, tokens)
+
+    assert off(3, 32) == pytest.approx(4, rel=0.05)
+    assert off(3, 16) == pytest.approx(5, rel=0.05)
+
+
 def test_a_block_without_attention_has_no_quadratic_term() -> None:
     """Three noisy points, of which the last would need one."""
     model = model_of(region(MATMUL, MATMUL, MATMUL))

@@ -1,7 +1,9 @@
 """One short profile of a small Llama on this CPU, in this process; many things are read from it."""
 
+import gc
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,12 @@ import torch
 from torch import nn
 
 from benchmarks.small_models import llama
-from planner.schema import CallMeasurement, ModelDescription, Profile, TracePoint, block_hash
+from planner.schema import CallMeasurement, CallRole, ModelDescription, Profile, TracePoint, block_hash
 from runtime_client.describe import TrainingExample, describe, token_inputs
 from runtime_client.errors import ClientError
 from runtime_client.profile import Profiled, ProfileOptions, World, default_points, profile
-from runtime_client.profile.calls import subjects
+from runtime_client.profile.calls import measure_subject, subjects
+from runtime_client.profile.fake_run import FakeModel
 
 MICRO_BATCH = 2
 SEQUENCE = 32
@@ -60,11 +63,41 @@ def calls_of(made: Profiled, kind: str) -> dict[tuple[int, int], CallMeasurement
 
 def test_each_kind_but_glue_is_measured_at_each_point(made: Profiled, model: ModelDescription) -> None:
     points = {(point.micro_batch, point.sequence) for point in default_points(MICRO_BATCH, SEQUENCE)}
-    assert points == {(2, 32), (2, 16), (4, 16), (2, 8)}
+    assert points == {(2, 32), (1, 32), (2, 16), (4, 16), (2, 8), (4, 8)}
     glue = {kind for kind in ("model",) if kind in model.kinds}
     for kind in {call.kind for call in model.calls} - glue:
         assert calls_of(made, kind).keys() == points, kind
     assert made.skipped == ()
+
+
+def test_what_is_timed_follows_an_equal_run_that_is_not(model: ModelDescription) -> None:
+    """Sizes alternate, and the first run after another size finds caches and allocator as that left them."""
+    fake = FakeModel(llama, model)
+    block = next(one for one in subjects(model) if model.kinds[one.kinds[0]].role is CallRole.BLOCK)
+    events: list[tuple[str, int, bool]] = []
+
+    def note(_: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        events.append(("run", hidden.shape[0], gc.isenabled()))
+
+    def now_ns() -> int:
+        events.append(("clock", 0, gc.isenabled()))
+        return len(events)
+
+    points = [TracePoint(micro_batch=batch, sequence=16) for batch in (1, 2, 3)]
+    handle = fake.module(block.path).register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        found, skipped = measure_subject(fake, block, points, torch.device("cpu"), seconds=0.0, now_ns=now_ns)
+    finally:
+        handle.remove()
+    assert not skipped
+    begins = next(place for place, (_, _, collects) in enumerate(events) if not collects)
+    timed = [what for *what, collects in events[begins:] if not collects]
+    assert len(timed) == len(events) - begins, "the collector runs while calls are timed"
+    runs = [(place, size) for place, (what, size) in enumerate(timed) if what == "run"]
+    firsts = [place for (_, before), (place, size) in pairwise(runs) if size != before]
+    assert len(firsts) == sum(len(samples.forward) for samples in found.values()) - 1
+    assert all(timed[place : place + 3] == [timed[place], ["clock", 0], timed[place]] for place in firsts)
 
 
 def test_passes_are_those_that_the_kind_has(made: Profiled) -> None:
