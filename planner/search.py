@@ -30,6 +30,8 @@ MAX_FAMILIES = 3
 """Families of which the smallest sets are looked at before they are split."""
 MAX_SETS = 4
 """Of each, so many sets after the best of them."""
+WORTH_BOUNDING = 0.93
+"""A family with a floor below this share of the best plan is split: relaxations seldom raise a floor by more."""
 MAX_SETTINGS = 3
 """Of a region that is lower than all before, so many settings at the most are looked at before other regions."""
 
@@ -210,7 +212,7 @@ class _Search:
         elif self.incumbent.item is not None and self.sharpening.is_spent:
             self.frontier.clear()
             return
-        elif node.region.is_family and node.stage == self._num_family_bounds(node):
+        elif node.region.is_family and self._is_to_part(node):
             self.sharpening.spent += EFFORT_PER_PART
             self.frontier.part(node)
             self._tell()
@@ -323,13 +325,15 @@ class _Search:
                 left = 0 if self.sharpening.is_near(child.lower_bound, node) and not child.is_empty else left
             self.frontier.push(child)
 
-    def _num_family_bounds(self, node: Node) -> int:
-        """How often a family is bounded by relaxations, where floors leave too many sets: of memory once; of time
-        where its sets are nearly alike, by classes and by longest paths.
+    def _is_to_part(self, family: Node) -> bool:
+        """Whether it is split next. Before, a relaxation bounds its memory, or its time where its sets are nearly
+        alike, by classes and by longest paths, unless its floor is so low that these would hardly rule it out.
         """
         if self.goal.aim is not Aim.MAKESPAN:
-            return 1
-        return 2 if node.region.is_narrow else 0
+            return family.stage == 1
+        target = self.incumbent.target()
+        is_hopeless = target is not None and family.lower_bound < WORTH_BOUNDING * target
+        return is_hopeless or not family.region.is_narrow or family.stage == 2
 
     def _report(self, message: str) -> None:
         if self.on_progress is not None:

@@ -16,8 +16,8 @@ INTERFACE = "rank0"
 """Name of the interface in every rank's namespace."""
 _SUBNET = "10.77.0"
 _SETTINGS = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_wmem=4096 65536 262144")
-"""The same congestion control wherever it runs, which every kernel lets a namespace choose: BBR drains its queue for
-200 ms every ten seconds, so that one step in several is a tenth longer. And short queues: behind megabytes
+"""The same congestion control wherever it runs, which every kernel lets a namespace choose: BBR drains its queue
+for 200 ms every ten seconds, so that one step in several is a tenth longer. And short queues: behind megabytes
 acknowledgements come so late that TCP sends things twice.
 """
 
