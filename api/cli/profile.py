@@ -51,7 +51,7 @@ def measure(
         list[str] | None,
         typer.Option(
             metavar="BATCHxTOKENS",
-            help="Sizes to measure calls at, e.g. 2x4096. Repeatable; without it four sizes up to --seq.",
+            help="Sizes to measure calls at, e.g. 2x4096. Repeatable; without it six sizes up to --seq.",
         ),
     ] = None,
     model: Annotated[
