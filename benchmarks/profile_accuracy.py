@@ -1,7 +1,7 @@
 """How far two profiles of one model differ, and interpolated durations from a later measurement, on this CPU.
 
     python -m benchmarks.profile_accuracy                    # about six minutes; run it on a quiet machine
-    python -m benchmarks.profile_accuracy --seconds 20 --output docs/measurements/profile_accuracy.json
+    python -m benchmarks.profile_accuracy --seconds 20 --output docs/measurements/profile-accuracy.json
 
 Blocks of three models, one thread, in CPU time of that thread (what other processes take does not count). The sizes
 that a profile fits to and the sizes that it never saw alternate within one run, sample by sample; the second

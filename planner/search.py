@@ -5,11 +5,11 @@ CP-SAT. Whenever that yields decisions they are tried under the region's setting
 shows that it cannot improve the best plan by more than half of the accepted gap.
 """
 
-import gc
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from time import monotonic
 
+from planner.collector import without_collector
 from planner.found import Found, OnBetter, OnProgress, Progress
 from planner.frontier import Frontier
 from planner.incumbent import Incumbent
@@ -93,26 +93,22 @@ class _Search:
         self.sharpening = Sharpening(limits=self.request.search, incumbent=self.incumbent, frontier=self.frontier)
 
     def run(self) -> Found:
-        collects = gc.isenabled()
-        gc.disable()  # problems are large and have no cycles: collecting takes a third of the time to build them
         try:
-            self._start_warm()
-            self._open(on_host=False)
-            if self.goal.aim is not Aim.MAKESPAN:
-                self._open(on_host=True)
-            self._run()
-            if self.incumbent.item is None and self.goal.aim is Aim.MAKESPAN:
-                self._open(on_host=True)
+            with without_collector():  # collecting takes a third of the time to build problems
+                self._start_warm()
+                self._open(on_host=False)
+                if self.goal.aim is not Aim.MAKESPAN:
+                    self._open(on_host=True)
                 self._run()
-            if self.refusal and not self.frontier.num_choices:
-                raise self.refusal
+                if self.incumbent.item is None and self.goal.aim is Aim.MAKESPAN:
+                    self._open(on_host=True)
+                    self._run()
+                if self.refusal and not self.frontier.num_choices:
+                    raise self.refusal
         except KeyboardInterrupt:
             if self.incumbent.item is None:
                 raise
             self.sharpening.interrupted = True
-        finally:
-            if collects:
-                gc.enable()
         if not self.frontier.num_choices:
             raise no_plan_left(self.request, self._refusal_of)
         found = self._found()

@@ -36,7 +36,7 @@ from planner.space.knobs import decisions_of, forward_prefetch, open_knobs
 from planner.space.offload import Offload
 from planner.space.problem import Runs, problem_of
 from planner.space.settings import Setting
-from planner.space.sharding import OptimizerState, Sharding
+from planner.space.sharding import Sharding
 from solver.schedule.heuristic import Heuristic
 from solver.schedule.problem import Aim, Assignment, Evaluation, Problem, Reserve
 from solver.schedule.restrict import combine
@@ -103,8 +103,6 @@ class Opening:
         self._sharding = sharding
         self.costs = sharding.costs
         self._parts: dict[Offload, Opening] = {}
-        self._states: dict[frozenset[int], OptimizerState] = {}
-        """By the units off the device; parts share them."""
         self._share(candidate)
         self.inputs = step_inputs(
             parts,
@@ -117,16 +115,11 @@ class Opening:
 
     def _share(self, candidate: Candidate) -> None:
         """What depends on the units in host memory; of a family the fastest and the leanest that any set may be."""
-        self._fastest = self._state(candidate, candidate.offload.least)
-        self._leanest = self._state(candidate, candidate.offload.most)
+        self._fastest = self._sharding.state(candidate, candidate.offload.least)
+        self._leanest = self._sharding.state(candidate, candidate.offload.most)
         self.optimizer_ns = max(self._leanest.device_ns, self._fastest.away_ns) + self._fastest.host_ns
         self._floors_bytes: dict[tuple[object, ...], int] = {}
         """By what the knobs of a candidate depend on, besides what all settings of the opening share."""
-
-    def _state(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
-        if units not in self._states:
-            self._states[units] = self._sharding.state(candidate, units)
-        return self._states[units]
 
     def part(self, candidate: Candidate) -> "Opening":
         """The same with other units in host memory."""

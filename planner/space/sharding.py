@@ -1,6 +1,8 @@
 """What all groupings of a mesh (or two) share: the costs, and the optimizer over its shards."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from planner.costs import CostModel
 from planner.costs.demands import Demands
@@ -12,6 +14,9 @@ from planner.schema import InconsistentRequest, PlanRequest, ShardwrightError
 from planner.simulate.offloaded_state import StateMemory, state_step_ns
 from planner.space.candidate import Candidate
 from planner.space.offload import Moved
+
+Names = tuple[str, ...]
+"""Of the parameters of a unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +61,8 @@ class Sharding:
         self.known_sizes = known
         self._shards = local_shards(whole, (mesh,))
         """Where every unit is on the mesh and cut evenly."""
-        self._states: dict[frozenset[str], OptimizerState] = {}
-        """Of these shards, by the parameters that are on the host."""
+        self._states: dict[tuple[Moved, frozenset[Names]], OptimizerState] = {}
+        """Of these shards, by what is off the device, unit by unit."""
 
     def state(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
         """The optimizer under a candidate's meshes, with some units, or their state, off the device.
@@ -77,30 +82,31 @@ class Sharding:
     def _split(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
         """Parameter by parameter."""
         parts = candidate.partition
-        if candidate.offload.moved is not Moved.UNITS and units:
-            return self._with_state_away(candidate, units)
-        on_host = frozenset(name for unit in units for name, _ in parts.units[unit].parameters)
+        moved = candidate.offload.moved if units else Moved.UNITS
+        names = [tuple(name for name, _ in parts.units[unit].parameters) for unit in sorted(units)]
         if candidate.large_mesh is not None or parts.layouts or parts.with_zeros:
-            return self._state_of(local_shards(parts, candidate.meshes), on_host)
-        if on_host not in self._states:
-            self._states[on_host] = self._state_of(self._shards, on_host)
-        return self._states[on_host]
+            return self._without(moved, names, local_shards(parts, candidate.meshes))
+        key = (moved, frozenset(names))
+        if key not in self._states:
+            self._states[key] = self._without(moved, names, self._shards)
+        return self._states[key]
 
-    def _with_state_away(self, candidate: Candidate, units: frozenset[int]) -> OptimizerState:
-        """Where the optimizer state of some units alone is off the device."""
-        parts, tier = candidate.partition, candidate.offload.moved.tier
-        place = {name: unit for unit, entry in enumerate(parts.units) for name, _ in entry.parameters}
-        away: dict[int, list[Shard]] = {}
+    def _without(self, moved: Moved, names: Sequence[Names], shards: LocalShards) -> OptimizerState:
+        """With some units off the device, or their optimizer state alone."""
+        if moved is Moved.UNITS:
+            return self._state_of(shards, frozenset(chain.from_iterable(names)))
+        place = {name: unit for unit, of_unit in enumerate(names) for name in of_unit}
+        away: list[list[Shard]] = [[] for _ in names]
         rest: list[Shard] = []
-        for shard in local_shards(parts, candidate.meshes):
-            unit = place[shard[0]]
-            (away.setdefault(unit, []) if unit in units else rest).append(shard)
-        steps = list(away.values())
+        for shard in shards:
+            unit = place.get(shard[0])
+            (rest if unit is None else away[unit]).append(shard)
+        steps = list(filter(None, away))
         require_adam(self.request.workload, steps)
         return replace(
             self._state_of(rest, frozenset()),
-            away_ns=state_step_ns(steps, tier, self.costs),
-            away=StateMemory.of(steps, tier, self.costs.optimizer_transient_bytes),
+            away_ns=state_step_ns(steps, moved.tier, self.costs),
+            away=StateMemory.of(steps, moved.tier, self.costs.optimizer_transient_bytes),
         )
 
     def _state_of(self, shards: LocalShards, names_on_host: frozenset[str]) -> OptimizerState:

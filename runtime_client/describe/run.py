@@ -11,9 +11,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
+from planner.collector import without_collector
 from planner.schema.base import DType
 from planner.schema.model import CallRole, TracePoint
-from runtime_client.collector import without_collector
 from runtime_client.describe.calls import CallTrace, Pass
 from runtime_client.describe.errors import NoParameters
 from runtime_client.describe.example import Inputs, TrainingExample, input_tensors

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed.utils import _apply_to_tensors
 
+from planner.collector import without_collector
 from planner.schema import LOSS_PATH, CallRole, ModelDescription, TracePoint, block_hash
-from runtime_client.collector import without_collector
 from runtime_client.profile.clock import Clock
 from runtime_client.profile.fake_run import Arguments, FakeModel
 from runtime_client.profile.memory import CallBytes, call_bytes

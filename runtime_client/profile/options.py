@@ -43,13 +43,10 @@ def default_points(micro_batch: int, sequence: int) -> tuple[TracePoint, ...]:
     """Up to six sizes from which the time of others follows: what is asked for, half the micro-batch, half and a
     quarter of the sequence, and twice the micro-batch at both of these. None needs more memory than the first.
     """
-    others = [(micro_batch // 2, sequence)]
-    others += [(times * micro_batch, sequence // part) for part in (2, 4) for times in (1, 2)]
-    return (
-        TracePoint(micro_batch=micro_batch, sequence=sequence),
-        *(
-            TracePoint(micro_batch=batch, sequence=tokens)
-            for batch, tokens in others
-            if batch and tokens >= FEWEST_TOKENS
-        ),
+    sizes = [(micro_batch, sequence), (micro_batch // 2, sequence)]
+    sizes += [(times * micro_batch, sequence // part) for part in (2, 4) for times in (1, 2)]
+    return tuple(
+        TracePoint(micro_batch=batch, sequence=tokens)
+        for batch, tokens in sizes
+        if batch and tokens >= min(FEWEST_TOKENS, sequence)
     )
