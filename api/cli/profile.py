@@ -234,6 +234,7 @@ def _bar(*, shown: bool) -> "Iterator[Callable[[int, int, str], None]]":
 
 def _tell(found: "Profiled") -> None:
     from api.cli.render.console import stderr
+    from planner.profiles import ImplausibleProfile, refuse_implausible
 
     made = found.profile
     where = f"{made.provenance.device}, torch {made.provenance.torch_version}"
@@ -246,6 +247,11 @@ def _tell(found: "Profiled") -> None:
     )
     for one in found.skipped:
         stderr().print(f"not measured: {one.what}: {one.why}", soft_wrap=True, highlight=False, markup=False)
+    try:
+        refuse_implausible(made)
+    except ImplausibleProfile as error:
+        reason = f"no plan will take this profile; did something else run meanwhile? {error}"
+        stderr().print(reason, soft_wrap=True, highlight=False, markup=False)
 
 
 def _give(made: "Profile", output: Path | None) -> None:

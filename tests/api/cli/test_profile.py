@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from api.cli.__main__ import main
 from api.cli.commands import app
 from api.cli.documents import load_profile
-from api.cli.profile import parse_point
-from planner.schema import InvalidDocument, TracePoint
+from api.cli.profile import _tell, parse_point
+from planner.schema import CallMeasurement, InvalidDocument, Profile, TracePoint
+from runtime_client.profile import Profiled
 
 TABLE = "kind,micro_batch,sequence,pass,duration_ms\nblock,1,4096,forward,{}\n"
 
@@ -51,6 +52,17 @@ def test_what_is_no_command_is_a_target(capsys: pytest.CaptureFixture[str]) -> N
     assert "'nowhere:build' cannot be loaded" in " ".join(capsys.readouterr().err.split())
     assert main(["profile", "--seq", "8"]) == 2
     assert "give either TARGET" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_profile_that_no_plan_will_take_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a busy machine: a backward that waited for a core, 300 times as long as its forward."""
+    calls = (CallMeasurement(kind="block", micro_batch=1, sequence=8, forward_ns=80_000, backward_ns=24_000_000),)
+    _tell(Profiled(profile=Profile(calls=calls), skipped=()))
+    told = capsys.readouterr().err
+    assert "no plan will take this profile" in told
+    assert "profile.calls[0].backward_ns is 24,000,000 ns" in told
+    _tell(Profiled(profile=Profile(calls=(calls[0].model_copy(update={"backward_ns": 160_000}),)), skipped=()))
+    assert "no plan" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["measure", "merge", "import"])
