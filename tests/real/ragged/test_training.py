@@ -90,7 +90,9 @@ def test_gathers_are_aliased_where_asked(results: dict[str, dict[str, Any]]) -> 
 
 
 def test_the_global_norm_is_that_of_even_shards(results: dict[str, dict[str, Any]]) -> None:
-    """torch's own `clip_grad_norm_`; only the order of adding squares differs."""
+    """By torch's own `get_total_norm`, the first half of its `clip_grad_norm_`; both runs scale by that of even
+    shards, since squares that are added in another order have another sum, by the last bit, on some CPUs.
+    """
     for case in {"clip", "foreach"} & set(results):
         even, ragged = results[case]["norms"]
         assert ragged == pytest.approx(even, rel=1e-6)

@@ -5,7 +5,7 @@ With `case=file` the arms are the decisions in the file without and with gathers
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from planner.schema import Decisions
 from runtime_client.apply import apply_decisions
@@ -175,10 +176,12 @@ def main() -> None:
         case = CASES[name]
         if path:
             made = Decisions.model_validate_json(Path(path).read_text())
-            even, ragged = train(case, copied_out(made)), train(case, made)
+            plain = copied_out(made)
         else:
-            even = train(case, case.decisions(num_ranks))
-            ragged = train(case, with_layouts(case.build(), case.decisions(num_ranks), **case.layout))
+            plain = case.decisions(num_ranks)
+            made = with_layouts(case.build(), plain, **case.layout)
+        even = train(case, plain)
+        ragged = train(case, made, clip_by=even["norms"])
         if dist.get_rank() == 0:
             print(json.dumps({"case": name, "ranks": num_ranks, **difference(even, ragged)}), flush=True)
     dist.barrier()
@@ -197,8 +200,15 @@ def in_place(model: nn.Module) -> list[str]:
     return sorted({gather.buffer.name for gather in gathers if isinstance(gather, AliasedAllGather)})
 
 
-def train(case: Case, made: Decisions) -> dict[str, object]:
-    """Losses, gradients of the last step, parameters and norms by name, as whole tensors."""
+def train(case: Case, made: Decisions, *, clip_by: Sequence[float] = ()) -> dict[str, object]:
+    """Losses, gradients of the last step, parameters and norms by name, as whole tensors.
+
+    Args:
+        case: what to train.
+        made: how it is sharded.
+        clip_by: for each step the norm that gradients are taken to have: squares that are added in another order
+            have another sum. Their own where there are none.
+    """
     model = case.build()
     names = ("replicate", "shard") if case.replicate > 1 else ("shard",)
     sizes = (made.mesh.replicate, made.mesh.shard) if case.replicate > 1 else (made.mesh.shard,)
@@ -218,7 +228,10 @@ def train(case: Case, made: Decisions) -> dict[str, object]:
             loss.backward()
             losses.append(loss.item())
         if case.clip:
-            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip).full_tensor().item())
+            own = get_total_norm([p.grad for p in model.parameters() if p.grad is not None]).full_tensor()
+            norm = torch.tensor(clip_by[len(norms)]) if clip_by else own
+            clip_grads_with_norm_(model.parameters(), case.clip, norm)
+            norms.append(own.item())
         gradients = {name: whole(p.grad) for name, p in iter_parameters(model)}
         optimizer.step()
         optimizer.zero_grad()
